@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class FoldKind(StrEnum):
@@ -35,6 +39,10 @@ class Fold:
     head_dim: int
     repeat: int = 1
     evidence: float = 0.0
+
+    def expand(self, s: Tensor) -> Tensor:
+        """s per input channel of the consumers [K], from s per channel of the producer [channels]."""
+        return s.view(-1, self.head_dim).repeat_interleave(self.repeat, 0).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,83 @@
+"""`quantkit eval`: measure a model. The measuring itself is the library's."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from quantkit.cli.console import Console
+from quantkit.errors import UsageError
+from quantkit.recipe import check_choice, check_device
+
+DTYPES = ("auto", "float32", "bfloat16")
+
+app = typer.Typer(help="Measure a model, packed or not")
+
+DATA, RESOURCES, OUTPUT = "Data", "Resources", "Output"
+Path_ = Annotated[str, typer.Argument(metavar="PATH", help="Checkpoint folder, packed or not, or a hub name")]
+Data = Annotated[str, typer.Option(help="builtin-heldout, a local file, or a dataset", rich_help_panel=DATA)]
+Split = Annotated[str | None, typer.Option(help="Split of the dataset", rich_help_panel=DATA)]
+Column = Annotated[str | None, typer.Option(help="Column with the text", rich_help_panel=DATA)]
+Window = Annotated[int, typer.Option(help="Tokens the model sees at once", rich_help_panel=DATA)]
+Stride = Annotated[int | None, typer.Option(help="Tokens between windows, if not the window", rich_help_panel=DATA)]
+MaxTokens = Annotated[int | None, typer.Option(help="Stop after these", rich_help_panel=DATA)]
+Dtype = Annotated[str, typer.Option(help=f"Of the arithmetic: {', '.join(DTYPES)}", rich_help_panel=RESOURCES)]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N", rich_help_panel=RESOURCES)]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run its code", rich_help_panel=RESOURCES)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object", rich_help_panel=OUTPUT)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only", rich_help_panel=OUTPUT)]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Print stages and tracebacks", rich_help_panel=OUTPUT)]
+
+
+@app.callback()
+def _measures() -> None:
+    """Keep `perplexity` a command of its own while it is the only one."""
+
+
+@app.command("perplexity")
+def perplexity(
+    path: Path_,
+    data: Data = "builtin-heldout",
+    split: Split = None,
+    column: Column = None,
+    window: Window = 512,
+    stride: Stride = None,
+    max_tokens: MaxTokens = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    trust_remote_code: Trust = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> int:
+    """Measure perplexity on held-out text: exp of the mean loss over non-overlapping windows.
+
+    quantkit eval perplexity ./llama-8b-w4 --max-tokens 20000
+    """
+    check_choice("dtype", dtype, DTYPES)
+    check_device(device)
+    for name, value, least in (("window", window, 2), ("stride", stride, 1), ("max-tokens", max_tokens, 2)):
+        if value is not None and value < least:
+            raise UsageError(f"`--{name}` is {value}, and must be at least {least}")
+    if stride is not None and stride > window:
+        raise UsageError(f"`--stride` is {stride}, more than the window of {window}, so tokens would be skipped")
+    from quantkit.eval.perplexity import perplexity as measure
+
+    console = Console.open(quiet=quiet, verbose=verbose)
+    with console.progress("window") as emit:
+        found = measure(
+            path,
+            data=data,
+            split=split,
+            column=column,
+            window=window,
+            stride=stride,
+            max_tokens=max_tokens,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            emit=emit,
+        )
+    console.result(found.to_json() if json else {}, found.summary(), as_json=json)
+    return 0

@@ -1,0 +1,156 @@
+"""`quantkit quantize`: options to a Recipe, and a run's record to the streams. The run itself is the pipeline's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quantkit.cli.console import Console
+from quantkit.errors import QuantkitError, UsageError
+from quantkit.recipe import DTYPES, FORMAT_NAMES, INDIVISIBLE, METHOD_NAMES, Recipe
+
+WHAT, CALIBRATION, RESOURCES, OUTPUT = "What", "Calibration", "Resources", "Output"
+_DEFAULTS = Recipe()
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+
+
+def _option(name: str, help: str, panel: str, metavar: str | None = None) -> Any:
+    """Make the option of one Recipe field; its own default is None, so that a recipe file can speak."""
+    default = getattr(_DEFAULTS, name.split("/")[0].lstrip("-").replace("-", "_"))
+    said = "" if default is None or default == () or isinstance(default, bool) else f" (default {default})"
+    return typer.Option(name, help=help + said, rich_help_panel=panel, metavar=metavar)
+
+
+def _output(*names: str, help: str, metavar: str | None = None) -> Any:
+    """Make an option that is no Recipe field."""
+    return typer.Option(*names, help=help, rich_help_panel=OUTPUT, metavar=metavar)
+
+
+Texts = list[str] | None
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder, or a name on the Hugging Face hub")]
+
+Method = Annotated[str | None, _option("--method", _either(METHOD_NAMES), WHAT, "NAME")]
+Bits = Annotated[int | None, _option("--bits", "Width of a code, 4 or 8", WHAT)]
+GroupSize = Annotated[int | None, _option("--group-size", "Inputs per scale, or -1: one scale per output", WHAT)]
+Symmetric = Annotated[bool | None, _option("--symmetric/--asymmetric", "Fixed (default) or free zero points", WHAT)]
+Refine = Annotated[int | None, _option("--refine", "Rounds of refinement (default: the method's)", WHAT)]
+Ignore = Annotated[Texts, _option("--ignore", "Linears to keep in 16 bit; repeatable", WHAT, "PATTERN")]
+Override = Annotated[Texts, _option("--override", "'PATTERN: bits=8,group_size=32'; repeatable", WHAT, "TEXT")]
+Indivisible = Annotated[
+    str | None, _option("--indivisible", f"If the group size does not divide: {_either(INDIVISIBLE)}", WHAT, "NAME")
+]
+RecipeFile = Annotated[
+    Path | None,
+    typer.Option("--recipe", help="YAML file of these options; the command line wins", rich_help_panel=WHAT),
+]
+
+Calibration = Annotated[str | None, _option("--calibration", "builtin, a file or a dataset", CALIBRATION, "SOURCE")]
+Split = Annotated[str | None, _option("--calibration-split", "Split of the dataset", CALIBRATION, "NAME")]
+Column = Annotated[str | None, _option("--calibration-column", "Column with the text", CALIBRATION, "NAME")]
+Samples = Annotated[int | None, _option("--samples", "Sequences", CALIBRATION)]
+SeqLen = Annotated[int | None, _option("--seq-len", "Tokens per sequence", CALIBRATION)]
+Seed = Annotated[int | None, _option("--seed", "Seed of every random choice", CALIBRATION)]
+
+Device = Annotated[str | None, _option("--device", "auto, cpu, cuda or cuda:N", RESOURCES, "NAME")]
+Dtype = Annotated[str | None, _option("--dtype", f"Of forward passes: {_either(DTYPES)}", RESOURCES, "NAME")]
+Trust = Annotated[
+    bool | None, _option("--trust-remote-code/--no-trust-remote-code", "Run the checkpoint's own code", RESOURCES)
+]
+
+Out = Annotated[Path | None, _output("--out", "-o", help="Folder to write", metavar="FOLDER")]
+Format = Annotated[str | None, _option("--format", f"Layout: {_either(FORMAT_NAMES)}", OUTPUT, "NAME")]
+MaxShardSize = Annotated[str | None, _option("--max-shard-size", "Of one file", OUTPUT, "SIZE")]
+Strict = Annotated[bool | None, _option("--strict/--no-strict", "A fallback makes the exit code 1", OUTPUT)]
+Overwrite = Annotated[bool, _output("--overwrite", help="Replace what is in the folder")]
+DryRun = Annotated[bool, _output("--dry-run", help="Print the plan and stop")]
+Json = Annotated[bool, _output("--json", help="Print one JSON object")]
+Quiet = Annotated[bool, _output("--quiet", "-q", help="Print errors only")]
+Verbose = Annotated[bool, _output("--verbose", help="Print stages and tracebacks")]
+
+
+def quantize(
+    model: Model,
+    method: Method = None,
+    bits: Bits = None,
+    group_size: GroupSize = None,
+    symmetric: Symmetric = None,
+    refine: Refine = None,
+    ignore: Ignore = None,
+    override: Override = None,
+    indivisible: Indivisible = None,
+    recipe: RecipeFile = None,
+    calibration: Calibration = None,
+    calibration_split: Split = None,
+    calibration_column: Column = None,
+    samples: Samples = None,
+    seq_len: SeqLen = None,
+    seed: Seed = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    trust_remote_code: Trust = None,
+    out: Out = None,
+    format: Format = None,
+    max_shard_size: MaxShardSize = None,
+    strict: Strict = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> int:
+    """Quantize a model's linear layers; the folder it writes is what engines serve.
+
+    quantkit quantize ./llama-8b -o ./llama-8b-w4
+
+    quantkit quantize ./llama-8b -o ./out --method awq --asymmetric --dry-run
+    """
+    given = dict(locals())  # nothing but the parameters exists yet
+    asked = recipe_of(recipe, {field.name: given[field.name] for field in fields(Recipe)})
+    console = Console.open(quiet=quiet, verbose=verbose)
+    if dry_run:
+        return _plan(console, asked, model, out, as_json=json)
+    if out is None:
+        raise UsageError("no output folder is given", "pass `-o FOLDER`, or `--dry-run` to see the plan only")
+    return _run(console, asked, model, out, overwrite=overwrite, as_json=json)
+
+
+def recipe_of(path: Path | None, given: dict[str, Any]) -> Recipe:
+    """Lay the command line over a recipe file over the defaults; None and empty lists are not given.
+
+    Raises:
+        UsageError: the file cannot be read, or a field is out of range.
+    """
+    base = Recipe.from_yaml(path) if path else Recipe()
+    return base.merged(**{name: value for name, value in given.items() if value != []}).validate()
+
+
+def _plan(console: Console, recipe: Recipe, model: str, out: Path | None, *, as_json: bool) -> int:
+    from quantkit.plan import make_plan
+
+    with console.progress() as emit:
+        plan = make_plan(recipe, model, out, emit)
+    console.result(plan.to_json() if as_json else {}, plan.summary(), as_json=as_json)
+    return 0
+
+
+def _run(console: Console, recipe: Recipe, model: str, out: Path, *, overwrite: bool, as_json: bool) -> int:
+    from quantkit.pipeline import quantize as run
+
+    with console.progress() as emit:
+        record = run(recipe, model, out, overwrite=overwrite, emit=emit)
+    for line in record.summary():
+        console.line(line)
+    console.result(record.to_json() if as_json else {}, [str(out)], as_json=as_json)
+    if recipe.strict and record.fallbacks:
+        count = len(record.fallbacks)
+        were = "thing was" if count == 1 else "things were"
+        console.error(QuantkitError(f"{count} {were} done in another way than asked, and `--strict` is set"))
+        return 1
+    return 0

@@ -1,0 +1,134 @@
+"""AWQ: scaling salient input channels up before rounding, and folding the inverse into what produces them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from quantkit.group import Fold
+from quantkit.methods.base import Base, Loss, Rounding
+from quantkit.methods.gptq import Gptq
+from quantkit.methods.rtn import rtn_round
+from quantkit.ops.affine import SHRINK, dequantize
+from quantkit.ops.linalg import output_error
+from quantkit.ops.stats import InputStats
+from quantkit.scheme import Scheme
+
+# numerics: the exponent is searched on a coarse grid, then one fine step to either side of its best
+COARSE = (0.2, 0.4, 0.6, 0.8, 1.0)
+FINE = 0.1
+# rows of each linear and shrink factors that take part in the search; its result is checked with all of them
+SEARCH_ROWS = 256
+SEARCH_SHRINK = SHRINK[1::3]
+
+# {name: weight [N, K]} and s per input channel [K] -> error
+Score = Callable[[Tensor], float]
+
+
+class Awq(Base):
+    """AWQ's rescale and clip search from second moments, then rounding to nearest."""
+
+    def rescale(
+        self,
+        fold: Fold,
+        weights: Mapping[str, Tensor],
+        stats: InputStats,
+        schemes: Mapping[str, Scheme],
+        scale_dtype: torch.dtype,
+        loss: Loss | None,
+    ) -> Tensor | None:
+        """Search s = mean|x|^a and mean|x|^a / mean|w|^(1-a); keep the best where it pays for every sibling.
+
+        AWQ (Lin et al. 2023, arXiv:2306.00978, Eq. 4-5), its error taken from the Gram matrix:
+        tr(E H Eᵀ) with E = Q(W diag(s)) diag(1/s) - W, or from `loss` where that is given.
+
+        Args:
+            fold: where 1/s goes; s may be shared between heads.
+            weights: {name: float32 [N, K]} of the linears that read the input.
+            loss: error of the enclosing module's output for given weights, or None.
+
+        Returns:
+            s float32 [fold.channels], or None when no candidate improves on s = 1, or when the best would leave a
+            sibling with a larger output error than rounding to nearest.
+        """
+
+        def rounded(part: Mapping[str, Tensor], s: Tensor) -> dict[str, Tensor]:
+            """The weights after rescaling by s [channels], rounding and scaling back."""
+            k = fold.expand(s)
+            moved = stats.hessian / (k * k)
+            return {
+                name: dequantize(rtn_round(w * k, moved.hessian, schemes[name], scale_dtype, SEARCH_SHRINK)).div_(k)
+                for name, w in part.items()
+            }
+
+        sample = {name: w[:: max(1, len(w) // SEARCH_ROWS)] for name, w in weights.items()}
+
+        def score(s: Tensor) -> float:
+            if loss is not None:
+                return loss(rounded(weights, s))
+            return sum(_errors(rounded(sample, s), sample, stats).values())
+
+        activation = _per_channel(fold, stats.abs_mean)
+        magnitude = _per_channel(fold, torch.stack([w.abs().mean(0) for w in weights.values()]).mean(0))
+        one = torch.ones_like(activation)
+        ranked = sorted(_search(score, _families(activation, magnitude)), key=lambda pair: pair[0])
+        nearest = score(one)
+        plain = _errors(rounded(weights, one), weights, stats)
+        for value, s in ranked[:3]:
+            if value >= nearest:
+                return None
+            errors = _errors(rounded(weights, s), weights, stats)
+            if all(errors[name] <= plain[name] for name in weights):
+                return s
+        return None
+
+    def round(
+        self,
+        weights: Mapping[str, Tensor],
+        stats: InputStats,
+        schemes: Mapping[str, Scheme],
+        scale_dtype: torch.dtype,
+    ) -> Rounding:
+        """Round to nearest; the clip search weighs errors inside a group by their correlations."""
+        return Rounding({n: rtn_round(w, stats.hessian, schemes[n], scale_dtype) for n, w in weights.items()})
+
+
+class AwqGptq(Gptq):
+    """AWQ's rescale, then GPTQ."""
+
+    rescale = Awq.rescale
+
+
+Family = Callable[[float], Tensor]
+
+
+def _families(activation: Tensor, magnitude: Tensor) -> tuple[Family, Family]:
+    x = activation.clamp(min=1e-4 * float(activation.mean()) + 1e-30)
+    w = magnitude.clamp(min=1e-4 * float(magnitude.mean()) + 1e-30)
+    return (lambda a: _centred(x.pow(a)), lambda a: _centred(x.pow(a) / w.pow(1 - a)))
+
+
+def _search(score: Score, families: Iterable[Family]) -> list[tuple[float, Tensor]]:
+    tried: list[tuple[float, Tensor]] = []
+    for family in families:
+        coarse = [(score(s := family(a)), s, a) for a in COARSE]
+        best = min(coarse, key=lambda entry: entry[0])[2]
+        fine = [(score(s := family(a)), s) for a in (best - FINE, best + FINE)]
+        tried += [(value, s) for value, s, _ in coarse] + fine
+    return tried
+
+
+def _centred(s: Tensor) -> Tensor:
+    """s with geometric mean of its extremes at 1 and bounded, so that no channel of a 16-bit norm over- or underflows."""
+    return (s / (s.max() * s.min()).sqrt()).clamp_(1e-3, 1e3)
+
+
+def _per_channel(fold: Fold, values: Tensor) -> Tensor:
+    """Mean over the consumer heads that share a producer channel: [K] -> [channels]."""
+    return values.view(-1, fold.repeat, fold.head_dim).mean(1).reshape(-1)
+
+
+def _errors(rounded: Mapping[str, Tensor], weights: Mapping[str, Tensor], stats: InputStats) -> dict[str, float]:
+    return {name: float(output_error(rounded[name] - w, stats.hessian).sum()) for name, w in weights.items()}

@@ -1,0 +1,106 @@
+"""The integer grid: choosing scales and zero points, rounding to codes, and back.
+
+N out_features, K in_features, G groups, g group size; w = scale * (code - zero_point).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quantkit.qweight import QuantizedWeight
+from quantkit.scheme import Scheme
+
+# numerics: the range is multiplied by these and the best kept per group; above 1 pays for symmetric grids,
+# whose negative side is one step longer
+SHRINK = tuple(1.05 - 0.03 * i for i in range(20))
+# numerics: rows per slice such that a slice of the search stays in a core's cache
+_SLICE_ELEMENTS = 1 << 17
+
+
+
+
+def quantize(weight: Tensor, scale: Tensor, zero_point: Tensor, qmax: int) -> Tensor:
+    """Round to the grid: codes as floats, in the shape of `weight`; scale and zero_point broadcast against it."""
+    return weight.div(scale).round_().add_(zero_point).clamp_(0, qmax)
+
+
+def dequantize(q: QuantizedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The weight [N, K] that the codes stand for, computed in float32 and then cast to `dtype`."""
+    if q.g_idx is not None:
+        index = q.g_idx.long()
+        scale, zero_point = q.scale.float()[:, index], q.zero_point.float()[:, index]
+        return (q.codes.float().sub_(zero_point)).mul_(scale).to(dtype)
+    groups = q.scale.shape[1]
+    codes = q.codes.unflatten(1, (groups, -1)).float()
+    return codes.sub_(q.zero_point.float()[..., None]).mul_(q.scale.float()[..., None]).flatten(1).to(dtype)
+
+
+def search_qparams(
+    weight: Tensor, importance: Tensor | None, scheme: Scheme, scale_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Choose scale and zero point per group by searching a shrink factor of its range.
+
+    Minimizes Σ_k importance_k (ŵ_k - w_k)² for each row and group: with importance = diag(H) this is the layer's output
+    error when the rounding errors of different channels are taken as uncorrelated. The range includes zero. The scale is
+    rounded to `scale_dtype` before any code is chosen, so that the codes fit the scale that is stored.
+
+    Args:
+        weight: float32 [N, K].
+        importance: float32 [K], nonnegative, or None for equal weights.
+        scale_dtype: the dtype of the scales in the file.
+
+    Returns:
+        scale in `scale_dtype` [N, G] and zero_point uint8 [N, G].
+    """
+    rows, columns = weight.shape
+    group = scheme.group(columns)
+    grouped = weight.unflatten(1, (-1, group))  # [N, G, g]
+    weights = _spread(importance, columns, weight.device).unflatten(0, (-1, group))  # [G, g]
+    scale = torch.empty(rows, columns // group, dtype=scale_dtype, device=weight.device)
+    zero_point = torch.empty(rows, columns // group, dtype=torch.uint8, device=weight.device)
+    step = max(1, _SLICE_ELEMENTS // columns)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        scale[part], zero_point[part] = _search_slice(grouped[part], weights, scheme, scale_dtype)
+    return scale, zero_point
+
+
+def _spread(importance: Tensor | None, columns: int, device: torch.device) -> Tensor:
+    """Importance with mean one and a floor, so that groups no token ever reached are still rounded well."""
+    if importance is None:
+        return torch.ones(columns, device=device)
+    mean = importance.mean()
+    return importance / mean + 1e-4 if float(mean) > 0 else torch.ones_like(importance)
+
+
+def _search_slice(w: Tensor, weights: Tensor, scheme: Scheme, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    low = w.amin(-1).clamp_(max=0)  # [n, G]
+    high = w.amax(-1).clamp_(min=0)
+    if scheme.symmetric:
+        high = torch.maximum(high, -low)
+        low = -high
+    base = (high - low) / scheme.qmax
+    best = torch.full_like(base, torch.inf)
+    best_scale, best_zero = torch.empty_like(base), torch.empty_like(base)
+    for shrink in SHRINK:
+        scale = store_scale(base * shrink, dtype)
+        zero = (
+            torch.full_like(scale, scheme.midpoint)
+            if scheme.symmetric
+            else (low * -shrink).div_(scale).round_().clamp_(0, scheme.qmax)
+        )
+        error = quantize(w, scale[..., None], zero[..., None], scheme.qmax)
+        error.sub_(zero[..., None]).mul_(scale[..., None]).sub_(w)
+        loss = error.square_().mul_(weights).sum(-1)
+        better = loss < best
+        best = torch.where(better, loss, best)
+        best_scale = torch.where(better, scale, best_scale)
+        best_zero = torch.where(better, zero, best_zero)
+    return best_scale.to(dtype), best_zero.to(torch.uint8)
+
+
+def store_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float32 values that `dtype` holds exactly: rounded, and kept inside its normal range."""
+    limits = torch.finfo(dtype)
+    return scale.clamp(limits.tiny, limits.max).to(dtype).float()
