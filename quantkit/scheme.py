@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from quantkit.errors import UnsupportedScheme, UsageError
 
@@ -68,7 +69,8 @@ class Override:
     changes: tuple[tuple[str, int | bool], ...]
 
     def apply(self, scheme: Scheme) -> Scheme:
-        return replace(scheme, **dict(self.changes))
+        changes: dict[str, Any] = dict(self.changes)
+        return replace(scheme, **changes)
 
 
 def parse_override(text: str) -> Override:

@@ -6,19 +6,22 @@ s leaves the block's output unchanged. All of it runs in float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from quantkit.blocks.block import Block, Call, captured
+from quantkit.blocks.skeleton import Skeleton
 from quantkit.group import Fold, FoldKind, LinearGroup, RejectedFold
 
 # numerics: accepted folds were seen to change the output by at most 1e-6 of the block's own contribution, rejected ones
 # by at least 1e-3
 TOLERANCE = 2e-5
+PROBE_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,36 @@ def probe_block(
         proved.append(group)
     ran = {name for group in groups for name in group.names}
     return Probe(tuple(proved), tuple(rejected), tuple(name for name in block.linears() if name not in ran))
+
+
+class Prober:
+    """Probes one block per block structure, on a few random tokens.
+
+    Args:
+        outer: {parameter name: tensor} of everything outside the blocks.
+    """
+
+    def __init__(self, skeleton: Skeleton, outer: Mapping[str, Tensor]) -> None:
+        device = next(iter(outer.values())).device
+        vocabulary = skeleton.model.get_input_embeddings().weight.shape[0]
+        ids = torch.randint(0, vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
+        hidden, calls = skeleton.record(outer, ids.to(device))
+        self._hidden = hidden.float()
+        self._calls = calls
+        self._head_dims = skeleton.head_dims
+        self._known: dict[Any, Probe] = {}
+
+    def probe(self, block: Block, weights: Callable[[], Mapping[str, Tensor]]) -> Probe:
+        """The probe of this block's structure; `weights` gives the block's weights in float32, if they are needed."""
+        structure = block.structure()
+        if structure not in self._known:
+            call = tree_map(_widened, self._calls[block.index])
+            self._known[structure] = probe_block(block, weights(), self._hidden, call, self._head_dims)
+        return self._known[structure]
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _shared_inputs(

@@ -30,10 +30,25 @@ class Skeleton:
         head_dims: (query heads, key/value heads, head dimension) as the config states them.
     """
 
-    model: nn.Module
+    model: Any
     blocks: tuple[Block, ...]
     outer: dict[str, str]
     head_dims: tuple[int, int, int]
+
+    def tensors(self) -> dict[str, str]:
+        """{parameter name in the model: checkpoint tensor name} of the whole model."""
+        inner = {f"{b.path}.{name}": tensor for b in self.blocks for name, tensor in b.tensors.items()}
+        return self.outer | inner
+
+    def inside(self) -> set[str]:
+        """Checkpoint tensor names of all blocks."""
+        return {tensor for block in self.blocks for tensor in block.tensors.values()}
+
+    def linears(self) -> list[str]:
+        """Checkpoint names of every plain linear of the model, inside the blocks and outside."""
+        tensors = self.tensors()
+        found = (f"{name}.weight" for name, module in self.model.named_modules() if isinstance(module, nn.Linear))
+        return [tensors[name].removesuffix(".weight") for name in found if name in tensors]
 
     @torch.no_grad()
     def record(self, outer: Mapping[str, Tensor], ids: Tensor) -> tuple[Tensor, list[Call]]:

@@ -57,7 +57,7 @@ class Awq(Base):
         def rounded(part: Mapping[str, Tensor], s: Tensor) -> dict[str, Tensor]:
             """The weights after rescaling by s [channels], rounding and scaling back."""
             k = fold.expand(s)
-            moved = stats.hessian / (k * k)
+            moved = stats.rescaled(k)
             return {
                 name: dequantize(rtn_round(w * k, moved.hessian, schemes[name], scale_dtype, SEARCH_SHRINK)).div_(k)
                 for name, w in part.items()

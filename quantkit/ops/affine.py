@@ -5,6 +5,8 @@ N out_features, K in_features, G groups, g group size; w = scale * (code - zero_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -37,18 +39,23 @@ def dequantize(q: QuantizedWeight, dtype: torch.dtype = torch.float32) -> Tensor
 
 
 def search_qparams(
-    weight: Tensor, importance: Tensor | None, scheme: Scheme, scale_dtype: torch.dtype
+    weight: Tensor,
+    moments: Tensor | None,
+    scheme: Scheme,
+    scale_dtype: torch.dtype,
+    shrink: Sequence[float] = SHRINK,
 ) -> tuple[Tensor, Tensor]:
-    """Choose scale and zero point per group by searching a shrink factor of its range.
+    """Choose scale and zero point per group by searching a shrink factor of its range (a clip of its extremes).
 
-    Minimizes Σ_k importance_k (ŵ_k - w_k)² for each row and group: with importance = diag(H) this is the layer's output
-    error when the rounding errors of different channels are taken as uncorrelated. The range includes zero. The scale is
-    rounded to `scale_dtype` before any code is chosen, so that the codes fit the scale that is stored.
+    Minimizes, for each row and group, the output error that rounding to nearest makes there: e H_g eᵀ with the group's
+    block of the Gram matrix, or Σ_k h_k e_k² when only its diagonal is given. The range includes zero. The scale is rounded
+    to `scale_dtype` before any code is chosen, so that the codes fit the scale that is stored.
 
     Args:
         weight: float32 [N, K].
-        importance: float32 [K], nonnegative, or None for equal weights.
+        moments: float32 [K, K] (Gram matrix) or [K] (its diagonal), or None for equal weights.
         scale_dtype: the dtype of the scales in the file.
+        shrink: factors of the range to try.
 
     Returns:
         scale in `scale_dtype` [N, G] and zero_point uint8 [N, G].
@@ -56,25 +63,32 @@ def search_qparams(
     rows, columns = weight.shape
     group = scheme.group(columns)
     grouped = weight.unflatten(1, (-1, group))  # [N, G, g]
-    weights = _spread(importance, columns, weight.device).unflatten(0, (-1, group))  # [G, g]
+    weights = _group_moments(moments, columns, group, weight.device)
     scale = torch.empty(rows, columns // group, dtype=scale_dtype, device=weight.device)
     zero_point = torch.empty(rows, columns // group, dtype=torch.uint8, device=weight.device)
     step = max(1, _SLICE_ELEMENTS // columns)
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        scale[part], zero_point[part] = _search_slice(grouped[part], weights, scheme, scale_dtype)
+        scale[part], zero_point[part] = _search_slice(grouped[part], weights, scheme, scale_dtype, shrink)
     return scale, zero_point
 
 
-def _spread(importance: Tensor | None, columns: int, device: torch.device) -> Tensor:
-    """Importance with mean one and a floor, so that groups no token ever reached are still rounded well."""
-    if importance is None:
-        return torch.ones(columns, device=device)
-    mean = importance.mean()
-    return importance / mean + 1e-4 if float(mean) > 0 else torch.ones_like(importance)
+def _group_moments(moments: Tensor | None, columns: int, group: int, device: torch.device) -> Tensor:
+    """Moments cut by group, [G, g] or [G, g, g], with mean one and a floor for groups that no token ever reached."""
+    if moments is None or not bool((diagonal := moments if moments.dim() == 1 else moments.diagonal()).any()):
+        return torch.ones(columns // group, group, device=device)
+    floor = 1e-4 * diagonal.mean()
+    if moments.dim() == 1:
+        return ((moments + floor) / diagonal.mean()).unflatten(0, (-1, group))
+    starts = range(0, columns, group)
+    blocks = torch.stack([moments[k : k + group, k : k + group] for k in starts])
+    blocks.diagonal(dim1=1, dim2=2).add_(floor)
+    return blocks / diagonal.mean()
 
 
-def _search_slice(w: Tensor, weights: Tensor, scheme: Scheme, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _search_slice(
+    w: Tensor, weights: Tensor, scheme: Scheme, dtype: torch.dtype, shrink: Sequence[float]
+) -> tuple[Tensor, Tensor]:
     low = w.amin(-1).clamp_(max=0)  # [n, G]
     high = w.amax(-1).clamp_(min=0)
     if scheme.symmetric:
@@ -83,21 +97,29 @@ def _search_slice(w: Tensor, weights: Tensor, scheme: Scheme, dtype: torch.dtype
     base = (high - low) / scheme.qmax
     best = torch.full_like(base, torch.inf)
     best_scale, best_zero = torch.empty_like(base), torch.empty_like(base)
-    for shrink in SHRINK:
-        scale = store_scale(base * shrink, dtype)
+    for factor in shrink:
+        scale = store_scale(base * factor, dtype)
         zero = (
             torch.full_like(scale, scheme.midpoint)
             if scheme.symmetric
-            else (low * -shrink).div_(scale).round_().clamp_(0, scheme.qmax)
+            else (low * -factor).div_(scale).round_().clamp_(0, scheme.qmax)
         )
         error = quantize(w, scale[..., None], zero[..., None], scheme.qmax)
         error.sub_(zero[..., None]).mul_(scale[..., None]).sub_(w)
-        loss = error.square_().mul_(weights).sum(-1)
+        loss = _group_loss(error, weights)
         better = loss < best
         best = torch.where(better, loss, best)
         best_scale = torch.where(better, scale, best_scale)
         best_zero = torch.where(better, zero, best_zero)
     return best_scale.to(dtype), best_zero.to(torch.uint8)
+
+
+def _group_loss(error: Tensor, weights: Tensor) -> Tensor:
+    """Loss [n, G] of errors [n, G, g]."""
+    if weights.dim() == 2:
+        return error.square_().mul_(weights).sum(-1)
+    image = torch.bmm(error.transpose(0, 1), weights).transpose(0, 1)  # [n, G, g]
+    return image.mul_(error).sum(-1)
 
 
 def store_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:

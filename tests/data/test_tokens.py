@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from quantkit.data.corpus import Corpus, load_corpus
 from quantkit.data.rows import Document
@@ -266,6 +268,18 @@ def test_evaluation_is_the_whole_text_without_special_tokens(make_tokenizer: Cal
 def test_evaluation_tokens_are_a_prefix_however_many_are_asked(plain: Any, count: int, parts: list[str]) -> None:
     whole = ids(plain, "\n\n".join(parts))
     assert evaluation_ids(texts(*parts), plain, max_tokens=count).tolist() == whole[:count]
+
+
+def test_a_cut_evaluation_has_the_tokens_of_the_whole_text() -> None:
+    # a tokenizer that merges across the end of a document: x and the newline after it are one token
+    merges = [("a", "a"), ("aa", "aa"), ("aaaa", "aaaa"), ("x", "\n")]
+    vocabulary = ["a", "x", "\n", *("".join(pair) for pair in merges)]
+    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=merges))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    source = texts("aaaaaaaax", "aaaaaaaax")
+    whole = evaluation_ids(source, tokenizer, max_tokens=None).tolist()
+    assert [vocabulary[token] for token in whole] == ["aaaaaaaa", "x\n", "\n", "aaaaaaaa", "x"]
+    assert evaluation_ids(source, tokenizer, max_tokens=2).tolist() == whole[:2]
 
 
 def test_evaluation_of_other_forms_is_in_order(with_bos: Any) -> None:

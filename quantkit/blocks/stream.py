@@ -1,0 +1,92 @@
+"""Hidden states at one block boundary, for all calibration or evaluation rows.
+
+S rows, B rows of a batch, T tokens, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantkit.blocks.block import Block, Call, Weights
+from quantkit.blocks.skeleton import Skeleton
+from quantkit.errors import NumericalError
+
+# tokens that go through a block at once; bounds the activations inside it
+BATCH_TOKENS = 2048
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows of one length.
+
+    Attributes:
+        rows: their positions among all rows.
+        hidden: [B, T, D], in the dtype of the forward passes.
+        calls: how the model calls each block for them.
+    """
+
+    rows: tuple[int, ...]
+    hidden: Tensor
+    calls: list[Call]
+
+
+@dataclass(slots=True)
+class Stream:
+    """The batches in front of one block. Rows are never padded, so no padding can reach a statistic."""
+
+    batches: list[Batch]
+
+    @classmethod
+    def embed(cls, skeleton: Skeleton, outer: Mapping[str, Tensor], rows: Sequence[Tensor]) -> Stream:
+        """Embed token rows, int64 [T_i] each, and record how the model calls each block for them.
+
+        Args:
+            outer: {parameter name: tensor} of everything outside the blocks, in the dtype and on the device of the run.
+        """
+        device = next(iter(outer.values())).device
+        batches = []
+        for members in _batches_of(rows):
+            ids = torch.stack([rows[i] for i in members]).to(device)
+            hidden, calls = skeleton.record(outer, ids)
+            batches.append(Batch(members, hidden, calls))
+        return cls(batches)
+
+    def inputs(self, block: Block) -> list[tuple[Tensor, Call]]:
+        """(hidden states, call) of every batch, as `block` takes them."""
+        return [(batch.hidden, batch.calls[block.index]) for batch in self.batches]
+
+    @torch.no_grad()
+    def advance(self, block: Block, weights: Weights) -> None:
+        """Replace the hidden states by those behind `block`.
+
+        Raises:
+            NumericalError: they are not finite; names the block.
+        """
+        for batch in self.batches:
+            batch.hidden = block(weights, batch.hidden, batch.calls[block.index])
+            if not bool(torch.isfinite(batch.hidden).all()):
+                raise NumericalError(
+                    f"the output of `{block.path}` is not finite",
+                    "run the forward passes with `--dtype float32`; if that does not help, look at the source weights",
+                )
+
+    def ordered(self) -> Iterable[tuple[int, Tensor]]:
+        """(row number, hidden states [T, D]) of every row."""
+        for batch in self.batches:
+            yield from zip(batch.rows, batch.hidden, strict=True)
+
+
+def _batches_of(rows: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    """Row numbers in batches of equal length, each of at most BATCH_TOKENS tokens or one row."""
+    by_length: dict[int, list[int]] = {}
+    for i, row in enumerate(rows):
+        by_length.setdefault(len(row), []).append(i)
+    batches = []
+    for length, members in by_length.items():
+        size = max(1, BATCH_TOKENS // length)
+        batches += [tuple(members[k : k + size]) for k in range(0, len(members), size)]
+    return batches

@@ -1,0 +1,199 @@
+"""The main path: stream a checkpoint through one method, one decoder block in memory at a time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantkit.blocks.block import Block
+from quantkit.blocks.probe import Prober
+from quantkit.blocks.skeleton import Skeleton, build_skeleton
+from quantkit.blocks.stream import Stream
+from quantkit.checkpoint.reader import Checkpoint, check_finite
+from quantkit.checkpoint.sidecars import copy_sidecars
+from quantkit.checkpoint.writer import ArtifactWriter
+from quantkit.data.corpus import load_corpus
+from quantkit.data.tokens import load_tokenizer, tokenize
+from quantkit.device import choose_device, choose_dtype, current_rss
+from quantkit.events import BlockDone, Emit, Fallback, Note, Stage, ignore
+from quantkit.formats import FORMATS
+from quantkit.group import LinearGroup
+from quantkit.methods import METHODS
+from quantkit.methods.rtn import rtn_round
+from quantkit.ops.stats import InputStats
+from quantkit.plan import Plan, make_plan
+from quantkit.qweight import QuantizedWeight
+from quantkit.recipe import Recipe, parse_size
+from quantkit.record import RunRecord
+from quantkit.working import WorkingBlock
+
+RECIPE_FILE, RECORD_FILE = "quantkit-recipe.yaml", "quantkit.json"
+
+
+def quantize(recipe: Recipe, model: str, out: Path | str, *, overwrite: bool = False, emit: Emit = ignore) -> RunRecord:
+    """Quantize a checkpoint and write the artifact.
+
+    Args:
+        model: a checkpoint directory, or a name on the Hugging Face hub.
+        out: the directory to write; it appears complete or not at all.
+        overwrite: replace a model that is there.
+        emit: told what happens.
+
+    Returns:
+        The record of the run, which is also written to the artifact.
+
+    Raises:
+        QuantkitError: of a kind that says what was wrong; nothing is left behind.
+    """
+    out = Path(out)
+    device = choose_device(recipe.device)
+    plan = make_plan(recipe, model, out)
+    source = plan.source
+    skeleton = build_skeleton(source.path, source.tensors, trust_remote_code=recipe.trust_remote_code)
+    plan = plan.keeping(_no_linears(plan, skeleton))
+    record = RunRecord(plan, str(device))
+    emit = record.collecting(emit)
+    for fallback in plan.fallbacks:
+        emit(fallback)
+
+    shard = parse_size(recipe.max_shard_size)
+    with ArtifactWriter(out, plan.specs, max_shard_bytes=shard, overwrite=overwrite, source=source.path) as writer:
+        rows = _calibration_rows(recipe, source, record, emit)
+        _require_finite(source)
+        quantize_checkpoint(plan, skeleton, rows, writer, record, device=device, emit=emit)
+        _write_files(plan, skeleton, writer, record)
+        writer.commit()
+    return record
+
+
+@torch.no_grad()
+def quantize_checkpoint(
+    plan: Plan,
+    skeleton: Skeleton,
+    rows: tuple[Tensor, ...],
+    writer: ArtifactWriter,
+    record: RunRecord,
+    *,
+    device: torch.device,
+    emit: Emit = ignore,
+) -> None:
+    """Stream the checkpoint through the method, one decoder block in memory at a time, and write every tensor.
+
+    Args:
+        rows: calibration tokens, int64 [T_i] each.
+        record: gets the error of every linear and the fate of every fold.
+    """
+    method, fmt, source = METHODS[plan.recipe.method], FORMATS[plan.recipe.format], plan.source
+    dtype = choose_dtype(plan.recipe.dtype, device)
+    record.dtype = str(dtype).removeprefix("torch.")
+    outer = {n: source.read([tensor])[tensor].to(device, dtype) for n, tensor in skeleton.outer.items()}
+    stream, prober = Stream.embed(skeleton, outer, rows), Prober(skeleton, outer)
+    del outer
+    writer.copy(source, sorted(set(source.tensors) - skeleton.inside()))
+
+    for block in skeleton.blocks:
+        started, stage = time.monotonic(), _stages(block, skeleton, emit)
+
+        stage("read")
+        work = WorkingBlock(plan, block, device, dtype)
+        groups = prober.probe(block, work.float32).groups
+
+        stage("observe")
+        stats = block.observe(work.compute(), stream.inputs(block), groups, device)
+
+        stage("rescale")  # preserves the block's function
+        for group in filter(work.can_fold, groups):
+            s = method.rescale(
+                group.fold, work.linears(group), stats[group], work.schemes, work.scale_dtype, work.loss(group, stream)
+            )
+            if s is not None:
+                stats[group] = stats[group].rescaled(work.fold(group, s))
+            record.add_fold(block.path, group, applied=s is not None)
+
+        stage("round")
+        quantized = _round(work, method.round, groups, stats, record, emit)
+        quantized = method.tune(block, quantized, stream)
+
+        stage("advance")  # later blocks see the error of earlier ones
+        stream.advance(block, work.compute(quantized))
+
+        stage("write")
+        record.rewritten += work.write(writer, fmt, quantized)
+        errors = {name: record.linears[name]["error"] for name in map(work.full_name, quantized)}
+        emit(BlockDone(block.index, len(skeleton.blocks), errors, time.monotonic() - started, current_rss()))
+
+
+def _round(
+    work: WorkingBlock,
+    method: Callable[..., Any],
+    groups: tuple[LinearGroup, ...],
+    stats: dict[LinearGroup, InputStats],
+    record: RunRecord,
+    emit: Emit,
+) -> dict[str, QuantizedWeight]:
+    """Round every linear of a block that the plan packs, and record its error. Uses up `stats`."""
+    quantized: dict[str, QuantizedWeight] = {}
+    for group in groups:
+        weights, seen = work.linears(group), stats.pop(group)
+        if not weights:
+            continue
+        if len({work.schemes[name] for name in weights}) > 1:
+            emit(Note(f"`{work.block.path}`: {', '.join(weights)} share an input but not a scheme; some engines fuse them"))
+        rounding = method(weights, seen, work.schemes, work.scale_dtype)
+        if rounding.fallback:
+            emit(Fallback(f"{work.block.path}.{'|'.join(weights)}", rounding.fallback))
+        for name, weight in weights.items():
+            q = quantized[name] = rounding.weights[name]
+            record.add_linear(work.full_name(name), q, weight, seen, rounding.damp)
+    for name, weight in work.unreached(groups).items():
+        emit(Fallback(work.full_name(name), "no token reached it: rounded to nearest without calibration"))
+        q = quantized[name] = rtn_round(weight, None, work.schemes[name], work.scale_dtype)
+        record.add_linear(work.full_name(name), q, weight, None, None)
+    return quantized
+
+
+def _stages(block: Block, skeleton: Skeleton, emit: Emit) -> Callable[[str], None]:
+    return lambda name: emit(Stage(block.index, len(skeleton.blocks), name))
+
+
+def _no_linears(plan: Plan, skeleton: Skeleton) -> dict[str, str]:
+    """Matrices that the headers look like linears and the model uses otherwise: {name: reason}."""
+    linears = {block.tensors[f"{name}.weight"] for block in skeleton.blocks for name in block.linears()}
+    return {
+        name: "kept in 16 bit: the model does not use it as a plain linear"
+        for name in plan.packed
+        if f"{name}.weight" not in linears
+    }
+
+
+def _calibration_rows(recipe: Recipe, source: Checkpoint, record: RunRecord, emit: Emit) -> tuple[Tensor, ...]:
+    tokenizer = load_tokenizer(source.path, trust_remote_code=recipe.trust_remote_code)
+    corpus = load_corpus(recipe.calibration, split=recipe.calibration_split, column=recipe.calibration_column)
+    rows = tokenize(corpus, tokenizer, samples=recipe.samples, seq_len=recipe.seq_len, seed=recipe.seed, emit=emit)
+    record.calibration = rows.report
+    return rows.rows
+
+
+def _require_finite(source: Checkpoint) -> None:
+    """Read every weight once before hours are spent on them; raises CheckpointError naming the first bad one."""
+    for name, info in source.tensors.items():
+        check_finite(name, source.read([name])[name], info.file)
+
+
+def _write_files(plan: Plan, skeleton: Skeleton, writer: ArtifactWriter, record: RunRecord) -> None:
+    """Everything beside the weights: config, sidecars, the recipe and the record."""
+    fmt = FORMATS[plan.recipe.format]
+    packed = plan.packed
+    schemes = {name: packed.get(name) for name in skeleton.linears()}
+    config: Mapping[str, Any] = plan.source.config | {"quantization_config": fmt.config(schemes)}
+    writer.add_file("config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    copy_sidecars(plan.source.path, writer, skip=(RECIPE_FILE, RECORD_FILE))
+    writer.add_file(RECIPE_FILE, plan.recipe.to_yaml())
+    record.finish(writer.digests())
+    writer.add_file(RECORD_FILE, record.to_text())

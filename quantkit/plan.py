@@ -1,0 +1,270 @@
+"""What a run will do with every tensor, from config.json and safetensors headers alone: no weight is read, no model built."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quantkit.checkpoint.hub import resolve_model
+from quantkit.checkpoint.layout import TensorSpec
+from quantkit.checkpoint.reader import Checkpoint, require_quantizable
+from quantkit.errors import CheckpointError, UnsupportedScheme, UsageError
+from quantkit.events import Emit, Fallback, ignore
+from quantkit.formats import FORMATS
+from quantkit.patterns import assign
+from quantkit.recipe import Recipe
+from quantkit.scheme import Scheme, legal_groups
+
+ALWAYS_KEPT = ("lm_head",)
+_INDEXED = re.compile(r"^(.+?)\.(\d+)\.(.+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every tensor's fate.
+
+    Attributes:
+        recipe: what was asked.
+        source: the checkpoint.
+        blocks: decoder blocks.
+        shapes: {linear: (out_features, in_features)} of every weight matrix inside the blocks, by checkpoint name.
+        schemes: {linear: Scheme, or None where it stays as it is}, for the same names.
+        fallbacks: where the plan differs from what was asked, with the reason.
+        memory: predicted peak of resident memory by part, bytes.
+    """
+
+    recipe: Recipe
+    source: Checkpoint
+    blocks: int
+    shapes: dict[str, tuple[int, int]]
+    schemes: dict[str, Scheme | None]
+    fallbacks: tuple[Fallback, ...]
+    memory: dict[str, int]
+
+    @property
+    def packed(self) -> dict[str, Scheme]:
+        """{linear: scheme} of the linears that will be packed."""
+        return {name: scheme for name, scheme in self.schemes.items() if scheme is not None}
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Every tensor of the artifact, in the order of the source's names."""
+        fmt, packed = FORMATS[self.recipe.format], self.packed
+        specs: list[TensorSpec] = []
+        for name in sorted(self.source.tensors, key=_natural):
+            info, linear = self.source.tensors[name], name.removesuffix(".weight")
+            if linear in packed and name != linear:
+                parts = fmt.specs(linear, packed[linear], self.shapes[linear], scale_dtype(info.dtype))
+                specs += [TensorSpec(part, dtype, shape) for part, (dtype, shape) in parts.items()]
+            else:
+                specs.append(TensorSpec(name, info.dtype, info.shape))
+        return tuple(specs)
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all tensors of the artifact."""
+        return sum(spec.nbytes for spec in self.specs)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted peak of resident memory, bytes."""
+        return sum(self.memory.values())
+
+    def keeping(self, names: Mapping[str, str]) -> Plan:
+        """This plan with the linears {name: reason} kept as they are."""
+        fallbacks = tuple(Fallback(name, reason) for name, reason in names.items())
+        return replace(self, schemes=self.schemes | dict.fromkeys(names), fallbacks=self.fallbacks + fallbacks)
+
+    def summary(self) -> list[str]:
+        """The plan in a few lines."""
+        packed = self.packed
+        by_scheme: dict[Scheme, int] = {}
+        for scheme in packed.values():
+            by_scheme[scheme] = by_scheme.get(scheme, 0) + 1
+        what = " · ".join(f"{count} linears → {scheme}" for scheme, count in by_scheme.items())
+        rest = len(self.source.tensors) - len(packed)
+        free = shutil.disk_usage(".").free
+        lines = [
+            f"Plan  {self.blocks} blocks · {what} · {self.recipe.method} · {self.recipe.format}",
+            f"      kept as they are: {rest} tensors{_kept_names(self)}",
+            f"      size {gigabytes(self.source.nbytes)} → {gigabytes(self.output_bytes)}"
+            f" · disk {gigabytes(free)} free · memory about {gigabytes(self.peak_bytes)}"
+            f" ({', '.join(f'{part} {gigabytes(size)}' for part, size in self.memory.items())})",
+        ]
+        return lines + [f"      {fallback.name}: {fallback.reason}" for fallback in self.fallbacks[:5]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values."""
+        return {
+            "source": str(self.source.path),
+            "method": self.recipe.method,
+            "format": self.recipe.format,
+            "blocks": self.blocks,
+            "linears": {name: str(scheme) if scheme else None for name, scheme in self.schemes.items()},
+            "tensors": len(self.source.tensors),
+            "packed": len(self.packed),
+            "source_bytes": self.source.nbytes,
+            "output_bytes": self.output_bytes,
+            "peak_bytes": self.peak_bytes,
+            "memory": self.memory,
+            "fallbacks": [{"name": f.name, "reason": f.reason} for f in self.fallbacks],
+        }
+
+
+def make_plan(recipe: Recipe, model: str, out: Path | None = None, emit: Emit = ignore) -> Plan:
+    """Plan a run.
+
+    Args:
+        model: a checkpoint directory, or a name on the Hugging Face hub.
+        out: where the artifact will go, only to see that it is not the source.
+
+    Raises:
+        CheckpointError: the source cannot be read or quantized.
+        UnsupportedScheme: a shape allows no such scheme, and the recipe does not say what to do then.
+        UsageError: a pattern matches nothing, or nothing is left to quantize.
+    """
+    recipe = recipe.validate()
+    source = Checkpoint.open(resolve_model(model, emit=emit))
+    require_quantizable(source)
+    if out is not None and out.exists() and out.resolve() == source.path.resolve():
+        raise UsageError(f"`{out}` is the source", "choose another output folder")
+    prefix, count = find_blocks(source)
+    shapes = {
+        name.removesuffix(".weight"): (info.shape[0], info.shape[1])
+        for name, info in sorted(source.tensors.items(), key=lambda item: _natural(item[0]))
+        if name.startswith(prefix) and name.endswith(".weight") and len(info.shape) == 2
+    }
+    schemes = assign(list(shapes), recipe.scheme, recipe.ignore, recipe.overrides, ALWAYS_KEPT)
+    schemes = {name: schemes[name] for name in shapes}
+    schemes, fallbacks = _fit(recipe, shapes, schemes)
+    if not any(schemes.values()):
+        raise UsageError("nothing is left to quantize", "loosen `--ignore`, or choose another `--group-size`")
+    for fallback in fallbacks:
+        emit(fallback)
+    return Plan(recipe, source, count, shapes, schemes, fallbacks, _memory(recipe, source, prefix, shapes))
+
+
+def find_blocks(source: Checkpoint) -> tuple[str, int]:
+    """Name prefix and number of the decoder blocks: the numbered list as long as the config says.
+
+    Raises:
+        CheckpointError: the config has no number of layers, or no list of tensors has that many members.
+    """
+    text = source.config.get("text_config")
+    config = source.config | text if isinstance(text, dict) else source.config
+    count = next((config[k] for k in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if k in config), None)
+    if not isinstance(count, int) or count < 1:
+        raise CheckpointError("config.json does not say how many layers the model has", "add `num_hidden_layers`")
+    members: dict[str, set[int]] = {}
+    matrices: dict[str, int] = {}
+    for name, info in source.tensors.items():
+        if found := _INDEXED.match(name):
+            members.setdefault(found[1], set()).add(int(found[2]))
+            matrices[found[1]] = matrices.get(found[1], 0) + info.nbytes
+    fitting = [prefix for prefix, seen in members.items() if seen >= set(range(count))]
+    if not fitting:
+        longest = max(members.items(), key=lambda item: len(item[1]), default=("", set()))
+        raise CheckpointError(
+            f"no list of tensors in `{source.path}` has the {count} blocks that config.json names"
+            + (f"; `{longest[0]}` has {len(longest[1])}" if longest[1] else ""),
+            "a shard may be missing, or the config may belong to another model",
+        )
+    return f"{max(fitting, key=lambda prefix: matrices[prefix])}.", count
+
+
+def scale_dtype(dtype: str) -> str:
+    """Safetensors dtype of the scales of a weight stored as `dtype`: its own when it has 16 bits."""
+    return dtype if dtype in ("F16", "BF16") else "BF16"
+
+
+def gigabytes(size: int) -> str:
+    """A size for people: 1.2 GB, or MB below one."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def _fit(
+    recipe: Recipe, shapes: Mapping[str, tuple[int, int]], schemes: Mapping[str, Scheme | None]
+) -> tuple[dict[str, Scheme | None], tuple[Fallback, ...]]:
+    """Apply the policy for linears that the format or the group size does not allow."""
+    fmt = FORMATS[recipe.format]
+    fitted, fallbacks, refused = dict(schemes), [], {}
+    for name, scheme in schemes.items():
+        if scheme is None:
+            continue
+        try:
+            fmt.check(scheme, shapes[name])
+        except UnsupportedScheme as error:
+            smaller = _smaller(fmt, scheme, shapes[name]) if recipe.indivisible == "smaller-group" else None
+            fitted[name] = smaller
+            if recipe.indivisible == "fail":
+                refused[name] = error
+            elif smaller is not None:
+                fallbacks.append(Fallback(name, f"group size {smaller.group_size} instead of {scheme.group_size}"))
+            else:
+                fallbacks.append(Fallback(name, f"kept in 16 bit: {error.message}"))
+    if refused:
+        _refuse(refused, shapes)
+    return fitted, tuple(fallbacks)
+
+
+def _smaller(fmt: Any, scheme: Scheme, shape: tuple[int, int]) -> Scheme | None:
+    for size in legal_groups(shape[1]):
+        if scheme.group_size == -1 or size <= scheme.group_size:
+            candidate = replace(scheme, group_size=size)
+            try:
+                fmt.check(candidate, shape)
+            except UnsupportedScheme:
+                continue
+            return candidate
+    return None
+
+
+def _refuse(refused: Mapping[str, UnsupportedScheme], shapes: Mapping[str, tuple[int, int]]) -> None:
+    """Raise one error that names the kinds of linears that do not fit, and what would."""
+    kinds: dict[str, list[str]] = {}
+    for name in refused:
+        kinds.setdefault(f"*.{name.rpartition('.')[2]}", []).append(name)
+    listed = ", ".join(f"`{kind}` ({len(names)}, {shapes[names[0]][1]:,} inputs)" for kind, names in kinds.items())
+    first = next(iter(refused.values()))
+    common = set.intersection(*(set(legal_groups(shapes[name][1])) for name in refused))
+    sizes = ", ".join(str(size) for size in sorted(common, reverse=True) if size in (256, 192, 128, 96, 64, 48, 32, 16))
+    raise UnsupportedScheme(
+        f"{len(refused)} linears do not fit: {listed}: {first.message}",
+        (f"`--group-size` may be {sizes} or -1; or " if sizes else "")
+        + "let `--indivisible smaller-group` or `--indivisible keep` decide, or leave them out with `--ignore`",
+    )
+
+
+def _memory(
+    recipe: Recipe, source: Checkpoint, prefix: str, shapes: Mapping[str, tuple[int, int]]
+) -> dict[str, int]:
+    """Peak resident memory by part, bytes: what one block needs at once."""
+    first = [info for name, info in source.tensors.items() if name.startswith(f"{prefix}0.")]
+    linears = {name: shape for name, shape in shapes.items() if name.startswith(f"{prefix}0.")} or dict(shapes)
+    outer = sum(info.nbytes for name, info in source.tensors.items() if not name.startswith(prefix))
+    widths = [columns for _, columns in linears.values()]
+    grams = sum(4 * k * k for k in set(widths))
+    factor = 2 * 4 * max(widths, default=0) ** 2 if "gptq" in recipe.method else 0
+    largest = max((4 * n * k for n, k in linears.values()), default=0)
+    hidden = min((k for _, k in linears.values()), default=0)
+    block = sum(info.nbytes for info in first)
+    work = 2 * block + grams + factor + 3 * largest
+    return {
+        "runtime": 450_000_000,
+        "block": max(work, 2 * outer),
+        "hidden states": 2 * recipe.samples * recipe.seq_len * hidden,
+    }
+
+
+def _kept_names(plan: Plan) -> str:
+    kept = [name for name, scheme in plan.schemes.items() if scheme is None]
+    return f", {len(kept)} linears among them ({', '.join(kept[:3])}{', …' if len(kept) > 3 else ''})" if kept else ""
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sort key that puts block 2 before block 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
