@@ -23,7 +23,9 @@ def choose_device(text: str) -> torch.device:
         return torch.device("cuda:0" if count else "cpu")
     device = torch.device(text)
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise ResourceError(f"`--device {text}` was asked for, and torch sees {count} CUDA devices", "use `--device cpu`")
+        raise ResourceError(
+            f"`--device {text}` was asked for, and torch sees {count} CUDA devices", "use `--device cpu`"
+        )
     return device
 
 

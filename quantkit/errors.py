@@ -1,4 +1,4 @@
-"""Errors a user can meet. Each states a fact and one remedy, and knows its exit code; no other exception is meant for users."""
+"""Errors a user can meet. Each states a fact and one remedy, and knows its exit code."""
 
 from __future__ import annotations
 

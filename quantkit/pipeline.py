@@ -110,7 +110,7 @@ def quantize_checkpoint(
         stage("rescale")  # preserves the block's function
         for group in filter(work.can_fold, groups):
             s = method.rescale(
-                group.fold, work.linears(group), stats[group], work.schemes, work.scale_dtype, work.loss(group, stream)
+                group, work.linears(group), stats[group], work.schemes, work.scale_dtype, work.loss(group, stream)
             )
             if s is not None:
                 stats[group] = stats[group].rescaled(work.fold(group, s))
@@ -144,7 +144,11 @@ def _round(
         if not weights:
             continue
         if len({work.schemes[name] for name in weights}) > 1:
-            emit(Note(f"`{work.block.path}`: {', '.join(weights)} share an input but not a scheme; some engines fuse them"))
+            emit(
+                Note(
+                    f"`{work.block.path}`: {', '.join(weights)} share an input but not a scheme; some engines fuse them"
+                )
+            )
         rounding = method(weights, seen, work.schemes, work.scale_dtype)
         if rounding.fallback:
             emit(Fallback(f"{work.block.path}.{'|'.join(weights)}", rounding.fallback))

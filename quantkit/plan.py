@@ -1,4 +1,4 @@
-"""What a run will do with every tensor, from config.json and safetensors headers alone: no weight is read, no model built."""
+"""What a run will do with every tensor, from config.json and safetensors headers: no weight is read, no model built."""
 
 from __future__ import annotations
 
@@ -239,9 +239,7 @@ def _refuse(refused: Mapping[str, UnsupportedScheme], shapes: Mapping[str, tuple
     )
 
 
-def _memory(
-    recipe: Recipe, source: Checkpoint, prefix: str, shapes: Mapping[str, tuple[int, int]]
-) -> dict[str, int]:
+def _memory(recipe: Recipe, source: Checkpoint, prefix: str, shapes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
     """Peak resident memory by part, bytes: what one block needs at once."""
     first = [info for name, info in source.tensors.items() if name.startswith(f"{prefix}0.")]
     linears = {name: shape for name, shape in shapes.items() if name.startswith(f"{prefix}0.")} or dict(shapes)

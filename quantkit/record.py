@@ -69,7 +69,11 @@ class RunRecord:
         moments = stats.hessian if stats else torch.eye(weight.shape[1], device=weight.device)
         norm = float(output_error(weight, moments).sum())
         error = float(output_error(dequantize(q).sub_(weight), moments).sum())
-        entry = {"scheme": str(q.scheme), "error": error / norm if norm > 0 else 0.0, "tokens": stats.count if stats else 0}
+        entry = {
+            "scheme": str(q.scheme),
+            "error": error / norm if norm > 0 else 0.0,
+            "tokens": stats.count if stats else 0,
+        }
         self.linears[name] = entry | ({"damp": damp} if damp is not None else {})
 
     def add_fold(self, block: str, group: LinearGroup, *, applied: bool) -> None:
@@ -95,7 +99,12 @@ class RunRecord:
     def tensors(self) -> dict[str, int]:
         """What became of the source's tensors; packed, rewritten and copied add up to all of them."""
         total, packed = len(self.plan.source.tensors), len(self.linears)
-        return {"source": total, "packed": packed, "rewritten": self.rewritten, "copied": total - packed - self.rewritten}
+        return {
+            "source": total,
+            "packed": packed,
+            "rewritten": self.rewritten,
+            "copied": total - packed - self.rewritten,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values."""

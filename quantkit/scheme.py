@@ -30,7 +30,8 @@ class Scheme:
             raise UnsupportedScheme(f"{self.bits} bits are not supported", f"choose one of {', '.join(map(str, BITS))}")
         if self.group_size != PER_CHANNEL and self.group_size < 1:
             raise UnsupportedScheme(
-                f"group size {self.group_size} is not a size", "use a positive divisor of in_features, or -1 per channel"
+                f"group size {self.group_size} is not a size",
+                "use a positive divisor of in_features, or -1 per channel",
             )
 
     @property

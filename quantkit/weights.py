@@ -1,4 +1,4 @@
-"""The weights of a directory, packed or not, by the names of the plain model: `X.weight` whatever the file holds for it."""
+"""The weights of a directory, packed or not, by the names of the plain model: `X.weight` whatever the file holds."""
 
 from __future__ import annotations
 
@@ -92,6 +92,7 @@ def _format_of(path: Path, config: dict[str, Any]) -> Format:
 def _required(scheme: Scheme | None, name: str) -> Scheme:
     if scheme is None:
         raise CheckpointError(
-            f"`{name}` is packed, but `quantization_config` gives it no scheme", "the config does not belong to the weights"
+            f"`{name}` is packed, but `quantization_config` gives it no scheme",
+            "the config does not belong to the weights",
         )
     return scheme

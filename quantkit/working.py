@@ -93,7 +93,7 @@ class WorkingBlock:
         return columns
 
     def loss(self, group: LinearGroup, stream: Stream) -> Loss | None:
-        """Error of the attention that reads the group's input, over the first batch; None where the Gram matrix says it all.
+        """Error of the attention that reads the group's input, over the first batch; None where no attention follows.
 
         A linear whose output goes through a softmax over tokens is judged by what comes out of it.
         """

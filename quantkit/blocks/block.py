@@ -54,8 +54,13 @@ class Block:
         return shapes, tuple(type(module).__name__ for module in self.module.modules())
 
     @torch.no_grad()
-    def observe(self, weights: Weights, batches: Sequence[tuple[Tensor, Call]], groups: Sequence[LinearGroup],
-                device: torch.device) -> dict[LinearGroup, InputStats]:
+    def observe(
+        self,
+        weights: Weights,
+        batches: Sequence[tuple[Tensor, Call]],
+        groups: Sequence[LinearGroup],
+        device: torch.device,
+    ) -> dict[LinearGroup, InputStats]:
         """Statistics of every group's input over all batches of (hidden states, call).
 
         Raises:

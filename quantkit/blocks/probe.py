@@ -1,7 +1,7 @@
 """Finding, by running one block on a few random tokens, which linears share an input and where a rescale may be folded.
 
-No table of architectures: linears that read the same storage form a group, and a fold is accepted only when scaling by random
-s leaves the block's output unchanged. All of it runs in float32.
+No table of architectures: linears that read the same storage form a group, and a fold is accepted only when scaling
+by random s leaves the block's output unchanged. All of it runs in float32.
 """
 
 from __future__ import annotations
@@ -148,9 +148,7 @@ def _common_scope(names: tuple[str, ...]) -> str:
     return ".".join(shared)
 
 
-def _mixes_tokens(
-    block: Block, weights: Mapping[str, Tensor], hidden: Tensor, call: Call, group: LinearGroup
-) -> bool:
+def _mixes_tokens(block: Block, weights: Mapping[str, Tensor], hidden: Tensor, call: Call, group: LinearGroup) -> bool:
     """Whether the scope reads the group's input, and its output at the last token depends on that of the first."""
     scope = block.module.get_submodule(group.scope)
 
@@ -182,12 +180,12 @@ def _disturbed(value: Any, width: int) -> Any:
     return torch.cat([value[:, :1] + 1.0, value[:, 1:]], dim=1)
 
 
-def _candidates(
-    block: Block, group: LinearGroup, norm: str | None, head_dims: tuple[int, int, int]
-) -> Iterator[Fold]:
+def _candidates(block: Block, group: LinearGroup, norm: str | None, head_dims: tuple[int, int, int]) -> Iterator[Fold]:
     """Folds whose shapes fit; the norm that writes the group's input first."""
     width = group.in_features
-    if norm is not None and tuple(getattr(block.module.get_submodule(norm), "weight", torch.empty(0)).shape) == (width,):
+    if norm is not None and tuple(getattr(block.module.get_submodule(norm), "weight", torch.empty(0)).shape) == (
+        width,
+    ):
         for kind in (FoldKind.NORM, FoldKind.NORM_PLUS_ONE):
             yield Fold(norm, kind, 0, width, width)
         return
@@ -225,10 +223,10 @@ class _Trial:
 def apply_fold(
     weights: Mapping[str, Tensor], group: LinearGroup, fold: Fold, s: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Divide the producer's output by s and multiply the consumers' input columns, leaving the block's function as it is.
+    """Divide the producer's output by s and multiply the consumers' input columns; the block's function stays.
 
-    A norm's new weight is rounded to the dtype it is stored in; the consumers then get the ratio that this rounding left,
-    so that nothing but the quantization itself changes the function.
+    A norm's new weight is rounded to the dtype it is stored in; the consumers then get the ratio that this rounding
+    left, so that nothing but the quantization itself changes the function.
 
     Args:
         weights: {parameter name: tensor}; linears in float32. Not modified.

@@ -140,7 +140,9 @@ def build_skeleton(path: Path, available: Collection[str], *, trust_remote_code:
 
     prefix = f"{path_of_blocks}."
     blocks = tuple(
-        Block(i, f"{prefix}{i}", module, {name: tensors[f"{prefix}{i}.{name}"] for name, _ in module.named_parameters()})
+        Block(
+            i, f"{prefix}{i}", module, {name: tensors[f"{prefix}{i}.{name}"] for name, _ in module.named_parameters()}
+        )
         for i, module in enumerate(modules)
     )
     outer = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
@@ -167,14 +169,14 @@ def _empty_model(path: Path, trust_remote_code: bool) -> Any:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"the model in `{path}` cannot be built: {reason}",
-            "check `model_type` in config.json; a newer transformers may know it, and custom code needs --trust-remote-code",
+            "look at `model_type`; a newer transformers may know it; custom code needs `--trust-remote-code`",
         ) from error
     finally:
         logging.set_verbosity(verbosity)
 
 
 def _renamed(model: Any, available: Collection[str]) -> dict[str, str]:
-    """{name as this version of transformers would call it: tensor name}; only renames, nothing that changes a tensor."""
+    """{name as this version of transformers would call it: tensor name}; renames only, no change of a tensor."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
@@ -199,7 +201,7 @@ def _require_all(parameters: list[str], tensors: dict[str, str], available: Coll
     missing = [name for name in parameters if name not in tensors]
     if missing:
         raise CheckpointError(
-            f"{len(missing)} of {len(parameters)} parameters have no tensor in the checkpoint, the first is `{missing[0]}`",
+            f"{len(missing)} of {len(parameters)} parameters have no tensor in the checkpoint, such as `{missing[0]}`",
             "the checkpoint may store them fused or split in another way than transformers builds them; "
             "re-save it with transformers' save_pretrained, or check that no shard is missing",
         )

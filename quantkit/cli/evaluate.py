@@ -44,7 +44,7 @@ def perplexity(
     window: Window = 512,
     stride: Stride = None,
     max_tokens: MaxTokens = None,
-    dtype: Dtype = "auto",
+    dtype: Dtype = "float32",
     device: Device = "auto",
     trust_remote_code: Trust = False,
     json: Json = False,
@@ -65,7 +65,7 @@ def perplexity(
     from quantkit.eval.perplexity import perplexity as measure
 
     console = Console.open(quiet=quiet, verbose=verbose)
-    with console.progress("window") as emit:
+    with console.progress() as emit:
         found = measure(
             path,
             data=data,

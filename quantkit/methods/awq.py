@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from quantkit.group import Fold
+from quantkit.group import Fold, LinearGroup
 from quantkit.methods.base import Base, Loss, Rounding
 from quantkit.methods.gptq import Gptq
 from quantkit.methods.rtn import rtn_round
@@ -32,7 +32,7 @@ class Awq(Base):
 
     def rescale(
         self,
-        fold: Fold,
+        group: LinearGroup,
         weights: Mapping[str, Tensor],
         stats: InputStats,
         schemes: Mapping[str, Scheme],
@@ -45,7 +45,7 @@ class Awq(Base):
         tr(E H Eᵀ) with E = Q(W diag(s)) diag(1/s) - W, or from `loss` where that is given.
 
         Args:
-            fold: where 1/s goes; s may be shared between heads.
+            group: its fold says where 1/s goes; s may be shared between heads.
             weights: {name: float32 [N, K]} of the linears that read the input.
             loss: error of the enclosing module's output for given weights, or None.
 
@@ -53,6 +53,9 @@ class Awq(Base):
             s float32 [fold.channels], or None when no candidate improves on s = 1, or when the best would leave a
             sibling with a larger output error than rounding to nearest.
         """
+
+        fold = group.fold
+        assert fold is not None
 
         def rounded(part: Mapping[str, Tensor], s: Tensor) -> dict[str, Tensor]:
             """The weights after rescaling by s [channels], rounding and scaling back."""
@@ -121,7 +124,7 @@ def _search(score: Score, families: Iterable[Family]) -> list[tuple[float, Tenso
 
 
 def _centred(s: Tensor) -> Tensor:
-    """s with geometric mean of its extremes at 1 and bounded, so that no channel of a 16-bit norm over- or underflows."""
+    """s with its extremes around 1 and bounded, so that no channel of a 16-bit norm over- or underflows."""
     return (s / (s.max() * s.min()).sqrt()).clamp_(1e-3, 1e3)
 
 

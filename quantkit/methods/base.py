@@ -14,7 +14,7 @@ from quantkit.qweight import QuantizedWeight
 from quantkit.scheme import Scheme
 
 if TYPE_CHECKING:
-    from quantkit.group import Fold
+    from quantkit.group import LinearGroup
 
 # {name: weight as it would be after quantization} -> error of the scope's output
 Loss = Callable[[Mapping[str, Tensor]], float]
@@ -40,14 +40,14 @@ class Method(Protocol):
 
     def rescale(
         self,
-        fold: Fold,
+        group: LinearGroup,
         weights: Mapping[str, Tensor],
         stats: InputStats,
         schemes: Mapping[str, Scheme],
         scale_dtype: torch.dtype,
         loss: Loss | None,
     ) -> Tensor | None:
-        """Choose s [channels] for a proved fold (x becomes x / s, W becomes W diag(s)), or None for no fold."""
+        """Choose s [channels] for the group's proved fold (x becomes x / s, W becomes W diag(s)), or None."""
         ...
 
     def round(

@@ -55,7 +55,13 @@ def gptq_round(
     factor, used = damped_cholesky(hessian, order, damp)
     group_of = order // scheme.group(len(order))
     codes = _feed_back(
-        weight.T.index_select(0, order), factor, scale.float().T, zero_point.float().T, group_of, scheme.qmax, block_size
+        weight.T.index_select(0, order),
+        factor,
+        scale.float().T,
+        zero_point.float().T,
+        group_of,
+        scheme.qmax,
+        block_size,
     )
     result = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     result[:, order] = codes.T

@@ -20,8 +20,6 @@ SHRINK = tuple(1.05 - 0.03 * i for i in range(20))
 _SLICE_ELEMENTS = 1 << 17
 
 
-
-
 def quantize(weight: Tensor, scale: Tensor, zero_point: Tensor, qmax: int) -> Tensor:
     """Round to the grid: codes as floats, in the shape of `weight`; scale and zero_point broadcast against it."""
     return weight.div(scale).round_().add_(zero_point).clamp_(0, qmax)
@@ -48,8 +46,8 @@ def search_qparams(
     """Choose scale and zero point per group by searching a shrink factor of its range (a clip of its extremes).
 
     Minimizes, for each row and group, the output error that rounding to nearest makes there: e H_g eᵀ with the group's
-    block of the Gram matrix, or Σ_k h_k e_k² when only its diagonal is given. The range includes zero. The scale is rounded
-    to `scale_dtype` before any code is chosen, so that the codes fit the scale that is stored.
+    block of the Gram matrix, or Σ_k h_k e_k² when only its diagonal is given. The range includes zero. The scale is
+    rounded to `scale_dtype` before any code is chosen, so that the codes fit the scale that is stored.
 
     Args:
         weight: float32 [N, K].

@@ -35,7 +35,7 @@ def damped_cholesky(hessian: Tensor, order: Tensor, damp: float) -> tuple[Tensor
             return factor, damp * step
         del factor
     raise NumericalError(
-        f"a Gram matrix of {len(order)} channels could not be factored with damping up to {damp * DAMPING_LADDER[-1]:g}",
+        f"a Gram matrix of {len(order)} channels has no factor with damping up to {damp * DAMPING_LADDER[-1]:g}",
         "look for non-finite or huge activations, or use more calibration tokens",
     )
 

@@ -178,7 +178,7 @@ def test_perplexity(library: Library, capsys: Capture) -> None:
         "window": 512,
         "stride": None,
         "max_tokens": None,
-        "dtype": "auto",
+        "dtype": "float32",
         "device": "auto",
         "trust_remote_code": False,
     }

@@ -1,0 +1,208 @@
+"""Perplexity of a checkpoint or an artifact, streamed block by block from the written files.
+
+W windows, T tokens of a window, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from quantkit.blocks.skeleton import Skeleton, build_skeleton
+from quantkit.blocks.stream import Stream
+from quantkit.checkpoint.hub import resolve_model
+from quantkit.data.corpus import load_corpus
+from quantkit.data.tokens import evaluation_ids, load_tokenizer, serving_prefix
+from quantkit.device import choose_device, choose_dtype, current_rss
+from quantkit.errors import UsageError
+from quantkit.events import BlockDone, Emit, Stage, ignore
+from quantkit.weights import WeightSource
+
+# logits held at once: float32 elements
+_LOGITS = 1 << 25
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """A measured perplexity with everything that defines it.
+
+    Attributes:
+        nll: mean negative log-likelihood per scored token, nats; each token weighs the same.
+        stderr: standard error of `nll`, taking windows as the independent units.
+        tokens: tokens that were scored.
+        window: tokens the model sees at once, special tokens included.
+        stride: tokens from one window to the next; with stride < window only tokens not scored before are scored.
+        prefix: token ids that start every window, as the tokenizer adds them when serving.
+        digest: sha256 of the corpus.
+    """
+
+    path: str
+    data: str
+    nll: float
+    stderr: float
+    tokens: int
+    windows: int
+    window: int
+    stride: int
+    prefix: tuple[int, ...]
+    dtype: str
+    device: str
+    digest: str
+    seconds: float
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nll)."""
+        return math.exp(self.nll)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        return asdict(self) | {"perplexity": self.perplexity, "prefix": list(self.prefix)}
+
+    def summary(self) -> list[str]:
+        """The result in a few lines."""
+        start = f"each starts with {list(self.prefix)}" if self.prefix else "no special token is added"
+        return [
+            f"perplexity {self.perplexity:.3f} ± {self.perplexity * self.stderr:.3f}  ({self.path})",
+            f"nll {self.nll:.4f} ± {self.stderr:.4f} nats over {self.tokens:,} tokens of {self.data}",
+            f"{self.windows} windows of {self.window}, stride {self.stride}; {start}; {self.dtype} on {self.device}",
+        ]
+
+
+@torch.no_grad()
+def perplexity(
+    path: str | Path,
+    *,
+    data: str = "builtin-heldout",
+    split: str | None = None,
+    column: str | None = None,
+    window: int = 512,
+    stride: int | None = None,
+    max_tokens: int | None = None,
+    dtype: str = "float32",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    emit: Emit = ignore,
+) -> Perplexity:
+    """Measure perplexity by reading the files of a checkpoint or artifact, one decoder block in memory at a time.
+
+    Args:
+        data: a calibration source; text is joined and tokenized without special tokens.
+        window: tokens per window, the tokenizer's prefix (BOS) included.
+        stride: tokens from one window to the next; None means windows that do not overlap.
+        max_tokens: stop after that many tokens of the data.
+        dtype: of the forward passes; the loss is taken in float32.
+
+    Raises:
+        CheckpointError: the directory cannot be read.
+        UsageError: the data cannot be used.
+    """
+    started = time.monotonic()
+    where = choose_device(device)
+    kind = choose_dtype(dtype, where)
+    source = WeightSource.open(resolve_model(str(path), emit=emit))
+    directory = source.checkpoint.path
+    tokenizer = load_tokenizer(directory, trust_remote_code=trust_remote_code)
+    corpus = load_corpus(data, split=split, column=column)
+    prefix = serving_prefix(tokenizer)
+    ids = evaluation_ids(corpus, tokenizer, max_tokens=max_tokens)
+    rows, scored = cut_windows(ids, prefix, window, window - len(prefix) if stride is None else stride)
+    skeleton = build_skeleton(directory, source.names, trust_remote_code=trust_remote_code)
+
+    outer = {n: source.read([tensor], kind)[tensor].to(where) for n, tensor in skeleton.outer.items()}
+    stream = Stream.embed(skeleton, outer, rows)
+    for block in skeleton.blocks:
+        begun = time.monotonic()
+        emit(Stage(block.index, len(skeleton.blocks), "forward"))
+        weights = {n: source.read([tensor], kind)[tensor].to(where) for n, tensor in block.tensors.items()}
+        stream.advance(block, weights)
+        emit(BlockDone(block.index, len(skeleton.blocks), {}, time.monotonic() - begun, current_rss()))
+    losses = torch.zeros(len(rows), dtype=torch.float64)
+    for i, hidden in stream.ordered():
+        losses[i] = _window_loss(skeleton, outer, hidden, rows[i].to(where), scored[i])
+    nll, stderr = ratio_estimate(losses, torch.tensor(scored, dtype=torch.float64))
+    return Perplexity(
+        path=str(path),
+        data=data,
+        nll=nll,
+        stderr=stderr,
+        tokens=sum(scored),
+        windows=len(rows),
+        window=window,
+        stride=window if stride is None else stride,
+        prefix=prefix,
+        dtype=str(kind).removeprefix("torch."),
+        device=str(where),
+        digest=corpus.digest,
+        seconds=time.monotonic() - started,
+    )
+
+
+def cut_windows(ids: Tensor, prefix: tuple[int, ...], window: int, stride: int) -> tuple[list[Tensor], list[int]]:
+    """Cut token ids [T] into windows and say how many tokens at the end of each are scored.
+
+    A window's first token is scored only when the prefix (BOS) stands before it. Every other token is scored exactly
+    once: where windows overlap, in the first window that holds it. The last window may be shorter.
+
+    Raises:
+        UsageError: the window has no room for a scored token, or stride leaves gaps.
+    """
+    room = window - len(prefix)
+    if room < 2 or not 1 <= stride <= room:
+        raise UsageError(
+            f"a window of {window} tokens with {len(prefix)} special ones and stride {stride} cannot be scored",
+            "use a larger window, and a stride of at most its free room",
+        )
+    head = torch.tensor(prefix, dtype=torch.int64)
+    rows, scored = [], []
+    done = 0  # tokens of `ids` that were scored or can never be
+    for start in range(0, len(ids), stride):
+        part = ids[start : start + room]
+        end = start + len(part)
+        first_scorable = start if prefix else start + 1
+        count = end - max(done, first_scorable)
+        if count > 0:
+            rows.append(torch.cat([head, part]))
+            scored.append(count)
+        done = max(done, end)
+        if end == len(ids):
+            break
+    if not rows:
+        raise UsageError(f"{len(ids)} tokens leave nothing to score", "give more text")
+    return rows, scored
+
+
+def ratio_estimate(sums: Tensor, counts: Tensor) -> tuple[float, float]:
+    """Token-weighted mean of window sums [W] over counts [W], and its standard error.
+
+    Tokens of a window depend on each other, so windows are the units: for the ratio r = Σ y / Σ n its variance is
+    W / (W - 1) Σ (y_i - r n_i)² / (Σ n)² (Cochran, Sampling Techniques, 1977, section 6.3).
+    One window has no spread: nan.
+    """
+    total = float(counts.sum())
+    ratio = float(sums.sum()) / total
+    units = len(sums)
+    if units < 2:
+        return ratio, math.nan
+    residual = sums - ratio * counts
+    return ratio, math.sqrt(units / (units - 1) * float(residual.square().sum())) / total
+
+
+def _window_loss(skeleton: Skeleton, outer: dict[str, Tensor], hidden: Tensor, ids: Tensor, scored: int) -> float:
+    """Summed loss, nats, of the last `scored` tokens of one window; hidden [T, D], ids [T]."""
+    start, stop = len(ids) - scored - 1, len(ids) - 1  # the states that predict them
+    vocabulary = skeleton.model.get_input_embeddings().weight.shape[0]
+    step = max(1, _LOGITS // vocabulary)
+    total = 0.0
+    for k in range(start, stop, step):
+        end = min(k + step, stop)
+        logits = skeleton.logits(outer, hidden[None, k:end])[0].float()
+        total += float(cross_entropy(logits, ids[k + 1 : end + 1], reduction="none").double().sum())
+    return total
