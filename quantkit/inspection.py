@@ -95,7 +95,7 @@ def inspect(path: str | Path, *, trust_remote_code: bool = False, emit: Emit = i
     """
     source = WeightSource.open(resolve_model(str(path), emit=emit))
     directory = source.checkpoint.path
-    skeleton = build_skeleton(directory, source.names, trust_remote_code=trust_remote_code)
+    skeleton = build_skeleton(directory, source.tensors, trust_remote_code=trust_remote_code)
     return Inspection(
         path=str(path),
         model_type=str(source.checkpoint.config.get("model_type", "unknown")),

@@ -25,6 +25,7 @@ from quantkit.events import BlockDone, Emit, Fallback, Note, Stage, ignore
 from quantkit.formats import FORMATS
 from quantkit.group import LinearGroup
 from quantkit.methods import METHODS
+from quantkit.methods.refine import refine
 from quantkit.methods.rtn import rtn_round
 from quantkit.ops.stats import InputStats
 from quantkit.plan import Plan, make_plan
@@ -90,10 +91,11 @@ def quantize_checkpoint(
         record: gets the error of every linear and the fate of every fold.
     """
     method, fmt, source = METHODS[plan.recipe.method], FORMATS[plan.recipe.format], plan.source
+    rounds = method.refine_rounds if plan.recipe.refine is None else plan.recipe.refine
     dtype = choose_dtype(plan.recipe.dtype, device)
     record.dtype = str(dtype).removeprefix("torch.")
     outer = {n: source.read([tensor])[tensor].to(device, dtype) for n, tensor in skeleton.outer.items()}
-    stream, prober = Stream.embed(skeleton, outer, rows), Prober(skeleton, outer)
+    stream, prober = Stream.embed(skeleton, outer, rows, reference=method.tunes), Prober(skeleton, outer)
     del outer
     writer.copy(source, sorted(set(source.tensors) - skeleton.inside()))
 
@@ -117,8 +119,11 @@ def quantize_checkpoint(
             record.add_fold(block.path, group, applied=s is not None)
 
         stage("round")
-        quantized = _round(work, method.round, groups, stats, record, emit)
-        quantized = method.tune(block, quantized, stream)
+        quantized = _round(work, method.round, rounds, groups, stats, record, emit)
+        if method.tunes:
+            stage("tune")
+            stream.advance_reference(block, work.compute())
+            quantized = method.tune(work.packable(), quantized, work.examples(stream))
 
         stage("advance")  # later blocks see the error of earlier ones
         stream.advance(block, work.compute(quantized))
@@ -132,12 +137,13 @@ def quantize_checkpoint(
 def _round(
     work: WorkingBlock,
     method: Callable[..., Any],
+    rounds: int,
     groups: tuple[LinearGroup, ...],
     stats: dict[LinearGroup, InputStats],
     record: RunRecord,
     emit: Emit,
 ) -> dict[str, QuantizedWeight]:
-    """Round every linear of a block that the plan packs, and record its error. Uses up `stats`."""
+    """Round and refine every linear of a block that the plan packs, and record its error. Uses up `stats`."""
     quantized: dict[str, QuantizedWeight] = {}
     for group in groups:
         weights, seen = work.linears(group), stats.pop(group)
@@ -153,7 +159,7 @@ def _round(
         if rounding.fallback:
             emit(Fallback(f"{work.block.path}.{'|'.join(weights)}", rounding.fallback))
         for name, weight in weights.items():
-            q = quantized[name] = rounding.weights[name]
+            q = quantized[name] = refine(weight, rounding.weights[name], seen.hessian, rounds)
             record.add_linear(work.full_name(name), q, weight, seen, rounding.damp)
     for name, weight in work.unreached(groups).items():
         emit(Fallback(work.full_name(name), "no token reached it: rounded to nearest without calibration"))

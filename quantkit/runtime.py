@@ -9,6 +9,7 @@ import torch
 
 from quantkit.blocks.skeleton import build_skeleton
 from quantkit.device import choose_device
+from quantkit.errors import CheckpointError
 from quantkit.weights import WeightSource
 
 
@@ -35,12 +36,17 @@ def load(
     """
     where = choose_device(device)
     source = WeightSource.open(Path(path))
-    skeleton = build_skeleton(Path(path), source.names, trust_remote_code=trust_remote_code)
+    skeleton = build_skeleton(Path(path), source.tensors, trust_remote_code=trust_remote_code)
     names = skeleton.tensors()
     model: Any = skeleton.model
     for name, tensor in names.items():
         weight = source.read([tensor], dtype)[tensor]
         owner, _, leaf = name.rpartition(".")
-        model.get_submodule(owner)._parameters[leaf] = torch.nn.Parameter(weight.to(where), requires_grad=False)
+        parameters = model.get_submodule(owner)._parameters
+        if weight.shape != parameters[leaf].shape:
+            raise CheckpointError(
+                f"`{tensor}` is {list(weight.shape)}, and the model has {list(parameters[leaf].shape)}"
+            )
+        parameters[leaf] = torch.nn.Parameter(weight.to(where), requires_grad=False)
     model.tie_weights()
     return model.to(where)

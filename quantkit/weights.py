@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantkit.checkpoint.header import TensorInfo
 from quantkit.checkpoint.reader import Checkpoint
 from quantkit.errors import CheckpointError
 from quantkit.formats import FORMATS
@@ -27,13 +28,13 @@ class WeightSource:
         checkpoint: the directory.
         format: how its linears are packed; None for a plain checkpoint.
         schemes: {linear: scheme} of the packed ones.
-        names: every tensor of the plain model, sorted.
+        tensors: every tensor of the plain model, sorted by name, and how it is stored; None for a packed linear.
     """
 
     checkpoint: Checkpoint
     format: Format | None
     schemes: dict[str, Scheme]
-    names: tuple[str, ...]
+    tensors: dict[str, TensorInfo | None]
 
     @classmethod
     def open(cls, path: Path) -> WeightSource:
@@ -45,15 +46,16 @@ class WeightSource:
         checkpoint = Checkpoint.open(path)
         config = checkpoint.config.get("quantization_config")
         if not config:
-            return cls(checkpoint, None, {}, tuple(checkpoint.tensors))
+            return cls(checkpoint, None, {}, dict(checkpoint.tensors))
         fmt = _format_of(path, config)
         scheme_of = fmt.scheme_of(config)
         marker = f".{fmt.suffixes[0]}"
         packed = [name.removesuffix(marker) for name in checkpoint.tensors if name.endswith(marker)]
         schemes = {name: _required(scheme_of(name), name) for name in packed}
         owned = {f"{name}.{suffix}" for name in packed for suffix in fmt.suffixes}
-        plain = [name for name in checkpoint.tensors if name not in owned]
-        return cls(checkpoint, fmt, schemes, tuple(sorted([*plain, *(f"{name}.weight" for name in packed)])))
+        plain = {name: info for name, info in checkpoint.tensors.items() if name not in owned}
+        names = sorted([*plain, *(f"{name}.weight" for name in packed)])
+        return cls(checkpoint, fmt, schemes, {name: plain.get(name) for name in names})
 
     def quantized(self, linear: str) -> QuantizedWeight:
         """Read one packed linear."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,18 +12,17 @@ from torch.func import functional_call
 
 from quantkit.blocks.block import Block, captured
 from quantkit.blocks.probe import apply_fold
-from quantkit.blocks.stream import Stream
+from quantkit.blocks.stream import Batch, Stream
 from quantkit.checkpoint.dtypes import TORCH_DTYPES
 from quantkit.checkpoint.reader import Checkpoint
 from quantkit.checkpoint.writer import ArtifactWriter
 from quantkit.formats.base import Format
 from quantkit.group import FoldKind, LinearGroup
+from quantkit.methods.base import Example, Loss
 from quantkit.ops.affine import dequantize
 from quantkit.plan import Plan, scale_dtype
 from quantkit.qweight import QuantizedWeight
 from quantkit.scheme import Scheme
-
-Loss = Callable[[Mapping[str, Tensor]], float]
 
 
 class WorkingBlock:
@@ -74,6 +74,10 @@ class WorkingBlock:
         """The group's weights to be packed, float32 [N, K]."""
         return {name: self._weights[f"{name}.weight"].float() for name in group.names if name in self.schemes}
 
+    def packable(self) -> dict[str, Tensor]:
+        """Every weight to be packed, float32 [N, K]."""
+        return {name: self._weights[f"{name}.weight"].float() for name in self.schemes}
+
     def can_fold(self, group: LinearGroup) -> bool:
         """Whether a proved fold leaves every tensor untouched that must stay byte-equal to the source.
 
@@ -115,6 +119,18 @@ class WorkingBlock:
             return float((_first(output).float() - _first(reference).float()).square_().sum())
 
         return error
+
+    def examples(self, stream: Stream) -> list[Example]:
+        """Every batch of `stream` as a method tunes on it: the quantized input, the full-precision output."""
+        weights = self.compute()
+
+        def run(batch: Batch, replaced: Mapping[str, Tensor]) -> Tensor:
+            named = {f"{name}.weight": w.to(self.dtype) for name, w in replaced.items()}
+            return self.block(weights | named, batch.hidden, batch.calls[self.block.index])
+
+        return [
+            Example(partial(run, batch), batch.reference) for batch in stream.batches if batch.reference is not None
+        ]
 
     def unreached(self, groups: Sequence[LinearGroup]) -> dict[str, Tensor]:
         """Weights to be packed, float32, of linears that are in no group because no token reached them."""

@@ -149,7 +149,7 @@ def _common_scope(names: tuple[str, ...]) -> str:
 
 
 def _mixes_tokens(block: Block, weights: Mapping[str, Tensor], hidden: Tensor, call: Call, group: LinearGroup) -> bool:
-    """Whether the scope reads the group's input, and its output at the last token depends on that of the first."""
+    """Whether the scope reads the group's input, and its output at some later token depends on that of the first."""
     scope = block.module.get_submodule(group.scope)
 
     def run(disturb: bool) -> tuple[bool, Tensor]:
@@ -170,7 +170,8 @@ def _mixes_tokens(block: Block, weights: Mapping[str, Tensor], hidden: Tensor, c
         return _storage(read[0]) in given, output[0] if isinstance(output, tuple) else output
 
     reads, plain = run(False)
-    return reads and not torch.equal(plain[:, -1], run(True)[1][:, -1])
+    # any later token, not the last one: with sliding attention the last may not see the first
+    return reads and not torch.equal(plain[:, 1:], run(True)[1][:, 1:])
 
 
 def _disturbed(value: Any, width: int) -> Any:
@@ -226,10 +227,11 @@ def apply_fold(
     """Divide the producer's output by s and multiply the consumers' input columns; the block's function stays.
 
     A norm's new weight is rounded to the dtype it is stored in; the consumers then get the ratio that this rounding
-    left, so that nothing but the quantization itself changes the function.
+    left. Linears come back in float32. So nothing but the quantization itself changes the function, and the rounding
+    of a producer's bias.
 
     Args:
-        weights: {parameter name: tensor}; linears in float32. Not modified.
+        weights: {parameter name: tensor}. Not modified.
         s: float32 [fold.channels], positive.
 
     Returns:
@@ -241,8 +243,8 @@ def apply_fold(
     bias = weights.get(f"{fold.producer}.bias")
     rows = slice(fold.start, fold.start + fold.channels)
     if fold.kind is FoldKind.LINEAR:
-        changed[name] = old.clone()
-        changed[name][rows] = (old[rows].float() / s[:, None]).to(old.dtype)
+        changed[name] = old.to(torch.float32, copy=True)
+        changed[name][rows] /= s[:, None]
     else:
         one = 1.0 if fold.kind is FoldKind.NORM_PLUS_ONE else 0.0
         scale = old.float() + one

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate import init_empty_weights
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from quantkit.blocks.block import Block, Call
 from quantkit.blocks.names import match_names
 from quantkit.errors import CheckpointError
+
+# what transformers raises over a config that makes no model: values missing, of another type, or at odds
+_UNBUILDABLE = (
+    *(ArithmeticError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError),
+    StrictDataclassError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +127,27 @@ def _tensor_or_tuple(forward: Any, run: Any) -> None:
     run(lambda *args, **kwargs: (forward(*args, **kwargs),))
 
 
-def build_skeleton(path: Path, available: Collection[str], *, trust_remote_code: bool = False) -> Skeleton:
+class Shaped(Protocol):
+    """Something with a shape."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
+def build_skeleton(path: Path, available: Mapping[str, Shaped | None], *, trust_remote_code: bool = False) -> Skeleton:
     """Build the model of the checkpoint directory `path` without reading a weight.
 
     Args:
-        available: the checkpoint's tensor names.
+        available: the checkpoint's tensors by name; None where the shape is not known yet.
 
     Raises:
         CheckpointError: transformers does not know the model, no list of decoder blocks stands out, or a parameter has
-            no tensor.
+            no tensor, or one of another shape.
     """
     model = _empty_model(path, trust_remote_code)
     config = model.config.get_text_config()
     path_of_blocks, modules = _find_blocks(model, config.num_hidden_layers)
-    parameters = list(dict(model.named_parameters()))
+    parameters = dict(model.named_parameters())
     stored = _renamed(model, available)
     tensors = {n: stored[t] for n, t in match_names(parameters, stored, model.base_model_prefix).items()}
     _require_all(parameters, tensors, available)
@@ -165,8 +179,8 @@ def _empty_model(path: Path, trust_remote_code: bool) -> Any:
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, dtype=torch.float32)
         model.tie_weights()  # the empty initialization made every parameter a new object
         return model.eval()
-    except (ValueError, KeyError, ImportError, OSError, AttributeError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except _UNBUILDABLE as error:
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:300]
         raise CheckpointError(
             f"the model in `{path}` cannot be built: {reason}",
             "look at `model_type`; a newer transformers may know it; custom code needs `--trust-remote-code`",
@@ -197,7 +211,9 @@ def _find_blocks(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
     return outermost[0]
 
 
-def _require_all(parameters: list[str], tensors: dict[str, str], available: Collection[str]) -> None:
+def _require_all(
+    parameters: Mapping[str, Tensor], tensors: dict[str, str], available: Mapping[str, Shaped | None]
+) -> None:
     missing = [name for name in parameters if name not in tensors]
     if missing:
         raise CheckpointError(
@@ -205,6 +221,13 @@ def _require_all(parameters: list[str], tensors: dict[str, str], available: Coll
             "the checkpoint may store them fused or split in another way than transformers builds them; "
             "re-save it with transformers' save_pretrained, or check that no shard is missing",
         )
+    for name, tensor in tensors.items():
+        stored, wanted = available[tensor], list(parameters[name].shape)
+        if stored is not None and list(stored.shape) != wanted:
+            raise CheckpointError(
+                f"`{tensor}` is {list(stored.shape)}, and the model that config.json describes has {wanted}",
+                "the config may belong to another model",
+            )
 
 
 def _head_dims(config: Any) -> tuple[int, int, int]:

@@ -27,11 +27,13 @@ class Batch:
         rows: their positions among all rows.
         hidden: [B, T, D], in the dtype of the forward passes.
         calls: how the model calls each block for them.
+        reference: [B, T, D], the same rows in the full-precision model; None where nobody asks for it.
     """
 
     rows: tuple[int, ...]
     hidden: Tensor
     calls: list[Call]
+    reference: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -41,18 +43,21 @@ class Stream:
     batches: list[Batch]
 
     @classmethod
-    def embed(cls, skeleton: Skeleton, outer: Mapping[str, Tensor], rows: Sequence[Tensor]) -> Stream:
+    def embed(
+        cls, skeleton: Skeleton, outer: Mapping[str, Tensor], rows: Sequence[Tensor], *, reference: bool = False
+    ) -> Stream:
         """Embed token rows, int64 [T_i] each, and record how the model calls each block for them.
 
         Args:
             outer: {parameter name: tensor} of everything outside the blocks, in the dtype and on the device of the run.
+            reference: keep the full-precision hidden states beside the quantized ones.
         """
         device = next(iter(outer.values())).device
         batches = []
         for members in _batches_of(rows):
             ids = torch.stack([rows[i] for i in members]).to(device)
             hidden, calls = skeleton.record(outer, ids)
-            batches.append(Batch(members, hidden, calls))
+            batches.append(Batch(members, hidden, calls, hidden if reference else None))
         return cls(batches)
 
     def inputs(self, block: Block) -> list[tuple[Tensor, Call]]:
@@ -73,6 +78,13 @@ class Stream:
                     f"the output of `{block.path}` is not finite",
                     "run the forward passes with `--dtype float32`; if that does not help, look at the source weights",
                 )
+
+    @torch.no_grad()
+    def advance_reference(self, block: Block, weights: Weights) -> None:
+        """Replace the full-precision hidden states by those behind `block`, run with its own weights."""
+        for batch in self.batches:
+            assert batch.reference is not None
+            batch.reference = block(weights, batch.reference, batch.calls[block.index])
 
     def ordered(self) -> Iterable[tuple[int, Tensor]]:
         """(row number, hidden states [T, D]) of every row."""

@@ -109,12 +109,13 @@ def perplexity(
     kind = choose_dtype(dtype, where)
     source = WeightSource.open(resolve_model(str(path), emit=emit))
     directory = source.checkpoint.path
+    skeleton = build_skeleton(directory, source.tensors, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(directory, trust_remote_code=trust_remote_code)
     corpus = load_corpus(data, split=split, column=column)
     prefix = serving_prefix(tokenizer)
+    step = window - len(prefix) if stride is None else stride
     ids = evaluation_ids(corpus, tokenizer, max_tokens=max_tokens)
-    rows, scored = cut_windows(ids, prefix, window, window - len(prefix) if stride is None else stride)
-    skeleton = build_skeleton(directory, source.names, trust_remote_code=trust_remote_code)
+    rows, scored = cut_windows(ids, prefix, window, step)
 
     outer = {n: source.read([tensor], kind)[tensor].to(where) for n, tensor in skeleton.outer.items()}
     stream = Stream.embed(skeleton, outer, rows)
@@ -136,7 +137,7 @@ def perplexity(
         tokens=sum(scored),
         windows=len(rows),
         window=window,
-        stride=window if stride is None else stride,
+        stride=step,
         prefix=prefix,
         dtype=str(kind).removeprefix("torch."),
         device=str(where),

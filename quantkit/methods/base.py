@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,8 +35,29 @@ class Rounding:
     fallback: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One batch of calibration rows in front of a block.
+
+    Attributes:
+        run: {linear: weight [N, K]} -> the block's output [B, T, D] with these weights; differentiable in them.
+        target: [B, T, D], the block's output in the full-precision model.
+    """
+
+    run: Callable[[Mapping[str, Tensor]], Tensor]
+    target: Tensor
+
+
 class Method(Protocol):
-    """One quantization method."""
+    """One quantization method.
+
+    Attributes:
+        refine_rounds: rounds of refinement after it, unless the user asks for another number.
+        tunes: it has a `tune` of its own, so the full-precision hidden states must travel beside the quantized ones.
+    """
+
+    refine_rounds: int
+    tunes: bool
 
     def rescale(
         self,
@@ -60,16 +81,29 @@ class Method(Protocol):
         """Round siblings, float32 [N, K] each, that share the input whose statistics are given."""
         ...
 
-    def tune(self, block: Any, quantized: dict[str, QuantizedWeight], stream: Any) -> dict[str, QuantizedWeight]:
-        """Improve a rounded block by running it: the one verb that may use gradients."""
+    def tune(
+        self, weights: Mapping[str, Tensor], quantized: dict[str, QuantizedWeight], examples: Sequence[Example]
+    ) -> dict[str, QuantizedWeight]:
+        """Improve a rounded block by running it: the one verb that may use gradients. Called only if `tunes`.
+
+        Args:
+            weights: {linear: float32 [N, K]} after every fold, what `quantized` stands for.
+        """
         ...
 
 
 class Base:
-    """No rescale, no tuning: what most methods share."""
+    """No rescale, no tuning, no refinement: what most methods share."""
+
+    refine_rounds = 0
+    tunes = False
 
     def rescale(self, *_: Any, **__: Any) -> Tensor | None:
+        """No fold pays."""
         return None
 
-    def tune(self, block: Any, quantized: dict[str, QuantizedWeight], stream: Any) -> dict[str, QuantizedWeight]:
+    def tune(
+        self, weights: Mapping[str, Tensor], quantized: dict[str, QuantizedWeight], examples: Sequence[Example]
+    ) -> dict[str, QuantizedWeight]:
+        """Nothing to improve."""
         return quantized
