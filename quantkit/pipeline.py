@@ -56,7 +56,7 @@ def quantize(recipe: Recipe, model: str, out: Path | str, *, overwrite: bool = F
     device = choose_device(recipe.device)
     plan = make_plan(recipe, model, out)
     source = plan.source
-    skeleton = build_skeleton(source.path, source.tensors, trust_remote_code=recipe.trust_remote_code)
+    skeleton = build_skeleton(source.path, source.tensors, device=device, trust_remote_code=recipe.trust_remote_code)
     plan = plan.keeping(_no_linears(plan, skeleton))
     record = RunRecord(plan, str(device))
     emit = record.collecting(emit)

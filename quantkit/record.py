@@ -23,6 +23,8 @@ from quantkit.plan import Plan, gigabytes
 from quantkit.qweight import QuantizedWeight
 
 FORMAT_VERSION = 1
+# output rows that a linear's error is taken over, evenly spaced: all of them would cost as much as the rounding itself
+ERROR_ROWS = 2048
 _PACKAGES = ("quantkit", "torch", "transformers", "safetensors", "numpy")
 
 
@@ -32,7 +34,8 @@ class RunRecord:
 
     Attributes:
         plan: what was to be done.
-        linears: {linear: {scheme, error, damp}}; error is tr(E H Eᵀ) / tr(W H Wᵀ) over the calibration tokens.
+        linears: {linear: {scheme, error, tokens, damp}}; error is tr(E H Eᵀ) / tr(W H Wᵀ) over the calibration tokens
+            and at most ERROR_ROWS output rows.
         rewritten: tensors that a fold changed and that are not packed (norms, biases).
         folds: one entry per group that could be rescaled: block, producer, linears, applied, evidence.
         fallbacks: what was done in another way than asked.
@@ -66,9 +69,10 @@ class RunRecord:
         self, name: str, q: QuantizedWeight, weight: Tensor, stats: InputStats | None, damp: float | None
     ) -> None:
         """Record a rounded linear and its relative output error over the calibration tokens."""
+        every = slice(None, None, -(-len(weight) // ERROR_ROWS))
+        rows, difference = weight[every], dequantize(q)[every] - weight[every]
         moments = stats.hessian if stats else torch.eye(weight.shape[1], device=weight.device)
-        norm = float(output_error(weight, moments).sum())
-        error = float(output_error(dequantize(q).sub_(weight), moments).sum())
+        norm, error = float(output_error(rows, moments).sum()), float(output_error(difference, moments).sum())
         entry = {
             "scheme": str(q.scheme),
             "error": error / norm if norm > 0 else 0.0,

@@ -111,7 +111,7 @@ class WorkingBlock:
         def error(candidate: Mapping[str, Tensor]) -> float:
             if not seen:  # only methods that ask for the loss pay for it
                 with captured(self.block.module, group.scope) as calls:
-                    self.block(self.compute(), *stream.inputs(self.block)[0])
+                    self.block(self.compute(), *next(stream.inputs(self.block)))
                 seen.extend(calls[:1])
             args, kwargs, reference = seen[0]
             replaced = {f"{n.removeprefix(inside)}.weight": w.to(self.dtype) for n, w in candidate.items()}
@@ -126,10 +126,12 @@ class WorkingBlock:
 
         def run(batch: Batch, replaced: Mapping[str, Tensor]) -> Tensor:
             named = {f"{name}.weight": w.to(self.dtype) for name, w in replaced.items()}
-            return self.block(weights | named, batch.hidden, batch.calls[self.block.index])
+            return self.block(weights | named, batch.hidden.to(stream.device), batch.calls[self.block.index])
 
         return [
-            Example(partial(run, batch), batch.reference) for batch in stream.batches if batch.reference is not None
+            Example(partial(run, batch), batch.reference.to(stream.device))
+            for batch in stream.batches
+            if batch.reference is not None
         ]
 
     def unreached(self, groups: Sequence[LinearGroup]) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ B rows, T tokens, D hidden; names of weights are relative to the block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +57,7 @@ class Block:
     def observe(
         self,
         weights: Weights,
-        batches: Sequence[tuple[Tensor, Call]],
+        batches: Iterable[tuple[Tensor, Call]],
         groups: Sequence[LinearGroup],
         device: torch.device,
     ) -> dict[LinearGroup, InputStats]:

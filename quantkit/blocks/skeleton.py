@@ -134,17 +134,26 @@ class Shaped(Protocol):
     def shape(self) -> Sequence[int]: ...
 
 
-def build_skeleton(path: Path, available: Mapping[str, Shaped | None], *, trust_remote_code: bool = False) -> Skeleton:
+def build_skeleton(
+    path: Path,
+    available: Mapping[str, Shaped | None],
+    *,
+    device: torch.device | str = "cpu",
+    trust_remote_code: bool = False,
+) -> Skeleton:
     """Build the model of the checkpoint directory `path` without reading a weight.
 
     Args:
         available: the checkpoint's tensors by name; None where the shape is not known yet.
+        device: where its buffers go, and so where it can run.
 
     Raises:
         CheckpointError: transformers does not know the model, no list of decoder blocks stands out, or a parameter has
             no tensor, or one of another shape.
     """
     model = _empty_model(path, trust_remote_code)
+    for module in model.modules():
+        module._buffers.update({n: b.to(device) for n, b in module._buffers.items() if b is not None})
     config = model.config.get_text_config()
     path_of_blocks, modules = _find_blocks(model, config.num_hidden_layers)
     parameters = dict(model.named_parameters())

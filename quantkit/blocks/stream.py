@@ -5,7 +5,7 @@ S rows, B rows of a batch, T tokens, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,7 @@ class Batch:
 
     Attributes:
         rows: their positions among all rows.
-        hidden: [B, T, D], in the dtype of the forward passes.
+        hidden: [B, T, D] on the host, in the dtype of the forward passes.
         calls: how the model calls each block for them.
         reference: [B, T, D], the same rows in the full-precision model; None where nobody asks for it.
     """
@@ -38,9 +38,14 @@ class Batch:
 
 @dataclass(slots=True)
 class Stream:
-    """The batches in front of one block. Rows are never padded, so no padding can reach a statistic."""
+    """The batches in front of one block. Rows are never padded, so no padding can reach a statistic.
+
+    Attributes:
+        device: where blocks run; hidden states wait on the host, since all of them need not fit beside a block.
+    """
 
     batches: list[Batch]
+    device: torch.device
 
     @classmethod
     def embed(
@@ -57,12 +62,14 @@ class Stream:
         for members in _batches_of(rows):
             ids = torch.stack([rows[i] for i in members]).to(device)
             hidden, calls = skeleton.record(outer, ids)
+            hidden = hidden.cpu()
             batches.append(Batch(members, hidden, calls, hidden if reference else None))
-        return cls(batches)
+        return cls(batches, device)
 
-    def inputs(self, block: Block) -> list[tuple[Tensor, Call]]:
-        """(hidden states, call) of every batch, as `block` takes them."""
-        return [(batch.hidden, batch.calls[block.index]) for batch in self.batches]
+    def inputs(self, block: Block) -> Iterator[tuple[Tensor, Call]]:
+        """(hidden states, call) of every batch, as `block` takes them, on the device."""
+        for batch in self.batches:
+            yield batch.hidden.to(self.device), batch.calls[block.index]
 
     @torch.no_grad()
     def advance(self, block: Block, weights: Weights) -> None:
@@ -71,25 +78,26 @@ class Stream:
         Raises:
             NumericalError: they are not finite; names the block.
         """
-        for batch in self.batches:
-            batch.hidden = block(weights, batch.hidden, batch.calls[block.index])
-            if not bool(torch.isfinite(batch.hidden).all()):
+        for batch, (hidden, call) in zip(self.batches, self.inputs(block), strict=True):
+            output = block(weights, hidden, call)
+            if not bool(torch.isfinite(output).all()):
                 raise NumericalError(
                     f"the output of `{block.path}` is not finite",
                     "run the forward passes with `--dtype float32`; if that does not help, look at the source weights",
                 )
+            batch.hidden = output.cpu()
 
     @torch.no_grad()
     def advance_reference(self, block: Block, weights: Weights) -> None:
         """Replace the full-precision hidden states by those behind `block`, run with its own weights."""
         for batch in self.batches:
             assert batch.reference is not None
-            batch.reference = block(weights, batch.reference, batch.calls[block.index])
+            batch.reference = block(weights, batch.reference.to(self.device), batch.calls[block.index]).cpu()
 
     def ordered(self) -> Iterable[tuple[int, Tensor]]:
         """(row number, hidden states [T, D]) of every row."""
         for batch in self.batches:
-            yield from zip(batch.rows, batch.hidden, strict=True)
+            yield from zip(batch.rows, batch.hidden.to(self.device), strict=True)
 
 
 def _batches_of(rows: Sequence[Tensor]) -> list[tuple[int, ...]]:

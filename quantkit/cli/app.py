@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
     except Exception as problem:
         return _report(problem, verbose)
     if code == INTERRUPTED:
-        Console.open().error(QuantkitError("interrupted", "repeat the same command; `quantize` goes on where it was"))
+        Console.open().error(QuantkitError("interrupted", "repeat the same command; it starts over"))
     return code if isinstance(code, int) else 0
 
 

@@ -109,7 +109,7 @@ def perplexity(
     kind = choose_dtype(dtype, where)
     source = WeightSource.open(resolve_model(str(path), emit=emit))
     directory = source.checkpoint.path
-    skeleton = build_skeleton(directory, source.tensors, trust_remote_code=trust_remote_code)
+    skeleton = build_skeleton(directory, source.tensors, device=where, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(directory, trust_remote_code=trust_remote_code)
     corpus = load_corpus(data, split=split, column=column)
     prefix = serving_prefix(tokenizer)

@@ -94,14 +94,12 @@ def _search_slice(
         low = -high
     base = (high - low) / scheme.qmax
     best = torch.full_like(base, torch.inf)
-    best_scale, best_zero = torch.empty_like(base), torch.empty_like(base)
+    # where no loss is finite nothing below is kept: the whole range stands
+    best_scale = store_scale(base, dtype)
+    best_zero = _zero_points(low, best_scale, scheme)
     for factor in shrink:
         scale = store_scale(base * factor, dtype)
-        zero = (
-            torch.full_like(scale, scheme.midpoint)
-            if scheme.symmetric
-            else (low * -factor).div_(scale).round_().clamp_(0, scheme.qmax)
-        )
+        zero = _zero_points(low * factor, scale, scheme)
         error = quantize(w, scale[..., None], zero[..., None], scheme.qmax)
         error.sub_(zero[..., None]).mul_(scale[..., None]).sub_(w)
         loss = _group_loss(error, weights)
@@ -110,6 +108,13 @@ def _search_slice(
         best_scale = torch.where(better, scale, best_scale)
         best_zero = torch.where(better, zero, best_zero)
     return best_scale.to(dtype), best_zero.to(torch.uint8)
+
+
+def _zero_points(low: Tensor, scale: Tensor, scheme: Scheme) -> Tensor:
+    """The code of zero [n, G], as a float, for ranges that start at `low` <= 0."""
+    if scheme.symmetric:
+        return torch.full_like(scale, scheme.midpoint)
+    return low.div(scale).neg_().round_().clamp_(0, scheme.qmax)
 
 
 def _group_loss(error: Tensor, weights: Tensor) -> Tensor:

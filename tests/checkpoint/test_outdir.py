@@ -209,6 +209,7 @@ from quantkit.checkpoint.writer import ArtifactWriter, TensorSpec
 from quantkit.errors import QuantkitError
 specs = [TensorSpec(f"w{n}", "F32", (1024,)) for n in range(8)]
 tensors = {spec.name: torch.ones(spec.shape) for spec in specs}
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with Ctrl-C ignored
 """
     command = [sys.executable, "-c", prelude + script, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
