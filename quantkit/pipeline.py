@@ -94,7 +94,7 @@ def quantize_checkpoint(
     rounds = method.refine_rounds if plan.recipe.refine is None else plan.recipe.refine
     dtype = choose_dtype(plan.recipe.dtype, device)
     record.dtype = str(dtype).removeprefix("torch.")
-    outer = {n: source.read([tensor])[tensor].to(device, dtype) for n, tensor in skeleton.outer.items()}
+    outer = {n: source.read([tensor])[tensor].to(device, dtype) for n, tensor in skeleton.embedding().items()}
     stream, prober = Stream.embed(skeleton, outer, rows, reference=method.tunes), Prober(skeleton, outer)
     del outer
     writer.copy(source, sorted(set(source.tensors) - skeleton.inside()))

@@ -20,6 +20,7 @@ from quantkit.recipe import Recipe
 from quantkit.scheme import Scheme, legal_groups
 
 ALWAYS_KEPT = ("lm_head",)
+SERVED_GROUPS = (128, 64, 32)
 _INDEXED = re.compile(r"^(.+?)\.(\d+)\.(.+)$")
 
 
@@ -35,6 +36,7 @@ class Plan:
         schemes: {linear: Scheme, or None where it stays as it is}, for the same names.
         fallbacks: where the plan differs from what was asked, with the reason.
         memory: predicted peak of resident memory by part, bytes.
+        out: where the artifact will go, if that is known.
     """
 
     recipe: Recipe
@@ -44,6 +46,7 @@ class Plan:
     schemes: dict[str, Scheme | None]
     fallbacks: tuple[Fallback, ...]
     memory: dict[str, int]
+    out: Path | None = None
 
     @property
     def packed(self) -> dict[str, Scheme]:
@@ -87,7 +90,7 @@ class Plan:
             by_scheme[scheme] = by_scheme.get(scheme, 0) + 1
         what = " · ".join(f"{count} linears → {scheme}" for scheme, count in by_scheme.items())
         rest = len(self.source.tensors) - len(packed)
-        free = shutil.disk_usage(".").free
+        free = shutil.disk_usage(_existing(self.out or Path())).free
         lines = [
             f"Plan  {self.blocks} blocks · {what} · {self.recipe.method} · {self.recipe.format}",
             f"      kept as they are: {rest} tensors{_kept_names(self)}",
@@ -120,7 +123,7 @@ def make_plan(recipe: Recipe, model: str, out: Path | None = None, emit: Emit = 
 
     Args:
         model: a checkpoint directory, or a name on the Hugging Face hub.
-        out: where the artifact will go, only to see that it is not the source.
+        out: where the artifact will go; checked for being the source, and for free disk space in the summary.
 
     Raises:
         CheckpointError: the source cannot be read or quantized.
@@ -145,7 +148,7 @@ def make_plan(recipe: Recipe, model: str, out: Path | None = None, emit: Emit = 
         raise UsageError("nothing is left to quantize", "loosen `--ignore`, or choose another `--group-size`")
     for fallback in fallbacks:
         emit(fallback)
-    return Plan(recipe, source, count, shapes, schemes, fallbacks, _memory(recipe, source, prefix, shapes))
+    return Plan(recipe, source, count, shapes, schemes, fallbacks, _memory(recipe, source, prefix, shapes), out)
 
 
 def find_blocks(source: Checkpoint) -> tuple[str, int]:
@@ -231,11 +234,13 @@ def _refuse(refused: Mapping[str, UnsupportedScheme], shapes: Mapping[str, tuple
     listed = ", ".join(f"`{kind}` ({len(names)}, {shapes[names[0]][1]:,} inputs)" for kind, names in kinds.items())
     first = next(iter(refused.values()))
     common = set.intersection(*(set(legal_groups(shapes[name][1])) for name in refused))
-    sizes = ", ".join(str(size) for size in sorted(common, reverse=True) if size in (256, 192, 128, 96, 64, 48, 32, 16))
+    served = [str(size) for size in SERVED_GROUPS if size in common]
+    others = [str(size) for size in (256, 192, 96, 48, 16) if size in common]
+    sizes = ", ".join([*served, *others, "-1"])
     raise UnsupportedScheme(
         f"{len(refused)} linears do not fit: {listed}: {first.message}",
-        (f"`--group-size` may be {sizes} or -1; or " if sizes else "")
-        + "let `--indivisible smaller-group` or `--indivisible keep` decide, or leave them out with `--ignore`",
+        f"`--group-size` may be {sizes} (engines have kernels for {', '.join(map(str, SERVED_GROUPS))} and -1); or let "
+        "`--indivisible smaller-group` or `--indivisible keep` decide, or leave them out with `--ignore`",
     )
 
 
@@ -243,19 +248,23 @@ def _memory(recipe: Recipe, source: Checkpoint, prefix: str, shapes: Mapping[str
     """Peak resident memory by part, bytes: what one block needs at once."""
     first = [info for name, info in source.tensors.items() if name.startswith(f"{prefix}0.")]
     linears = {name: shape for name, shape in shapes.items() if name.startswith(f"{prefix}0.")} or dict(shapes)
-    outer = sum(info.nbytes for name, info in source.tensors.items() if not name.startswith(prefix))
+    outer = [info.nbytes for name, info in source.tensors.items() if not name.startswith(prefix)]
     widths = [columns for _, columns in linears.values()]
-    grams = sum(4 * k * k for k in set(widths))
-    factor = 2 * 4 * max(widths, default=0) ** 2 if "gptq" in recipe.method else 0
-    largest = max((4 * n * k for n, k in linears.values()), default=0)
-    hidden = min((k for _, k in linears.values()), default=0)
-    block = sum(info.nbytes for info in first)
-    work = 2 * block + grams + factor + 3 * largest
+    hidden, widest = min(widths, default=0), max(widths, default=0)
+    # Gram matrices: q/k/v, o and gate/up read the hidden width, down the widest; one more is being factored or rescaled
+    grams = 4 * (3 * hidden**2 + (1 + (recipe.method != "rtn")) * widest**2)
+    # the weight itself, its permutation, its errors, and its grid
+    largest = 4 * 4 * max((n * k for n, k in linears.values()), default=0)
     return {
         "runtime": 450_000_000,
-        "block": max(work, 2 * outer),
+        "block": max(sum(info.nbytes for info in first) + grams + largest, sum(outer)),
         "hidden states": 2 * recipe.samples * recipe.seq_len * hidden,
     }
+
+
+def _existing(path: Path) -> Path:
+    """The closest ancestor that is there."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
 
 
 def _kept_names(plan: Plan) -> str:

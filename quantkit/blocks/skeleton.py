@@ -42,6 +42,12 @@ class Skeleton:
     outer: dict[str, str]
     head_dims: tuple[int, int, int]
 
+    def embedding(self) -> dict[str, str]:
+        """The part of `outer` that stands before the blocks, or beside them: all but the head."""
+        prefix = f"{self.model.base_model_prefix}."
+        within = {name: tensor for name, tensor in self.outer.items() if name.startswith(prefix)}
+        return within or self.outer
+
     def tensors(self) -> dict[str, str]:
         """{parameter name in the model: checkpoint tensor name} of the whole model."""
         inner = {f"{b.path}.{name}": tensor for b in self.blocks for name, tensor in b.tensors.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,17 +19,42 @@ from quantkit.scheme import Scheme
 
 DAMP = 0.01
 BLOCK = 64
+# siblings are solved together up to this many rows: past it a stack gains no speed and costs memory
+STACK_ROWS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Factored:
+    """A Gram matrix made ready for rounding; shared by every weight that reads the input.
+
+    Attributes:
+        order: int64 [K], columns by growing diag(H); they are visited from the last to the first.
+        factor: float32 [K, K], lower triangular L of P (H + d I) Pᵀ = L Lᵀ.
+        importance: float32 [K], diag(H).
+        damp: d as a fraction of mean(diag H).
+    """
+
+    order: Tensor
+    factor: Tensor
+    importance: Tensor
+    damp: float
+
+
+def factorize(hessian: Tensor, damp: float = DAMP) -> Factored:
+    """Factor a Gram matrix, float32 [K, K], with as much damping as it needs.
+
+    Raises:
+        NumericalError: every step of the damping ladder failed.
+    """
+    importance = hessian.diagonal()
+    order = torch.argsort(importance, stable=True)
+    factor, used = damped_cholesky(hessian, order, damp)
+    return Factored(order, factor, importance, used)
 
 
 def gptq_round(
-    weight: Tensor,
-    hessian: Tensor,
-    scheme: Scheme,
-    scale_dtype: torch.dtype,
-    *,
-    damp: float = DAMP,
-    block_size: int = BLOCK,
-) -> tuple[QuantizedWeight, float]:
+    weight: Tensor, factored: Factored, scheme: Scheme, scale_dtype: torch.dtype, *, block_size: int = BLOCK
+) -> QuantizedWeight:
     """Round a weight column by column, moving each column's error onto the columns still to come.
 
     GPTQ (Frantar et al. 2022, arXiv:2210.17323, Algorithm 1) in the equivalent form of LDLQ (Chee et al. 2023, QuIP,
@@ -39,33 +65,23 @@ def gptq_round(
 
     Args:
         weight: float32 [N, K]. Not modified.
-        hessian: float32 [K, K], the sum of x xᵀ over calibration tokens. Its scale cancels.
+        factored: the input's Gram matrix; its scale cancels.
         scale_dtype: dtype of the stored scales.
-        damp: fraction of mean(diag H) added to the diagonal; raised step by step when the factorization fails.
-
-    Returns:
-        The quantized weight and the damping that was used.
-
-    Raises:
-        NumericalError: every step of the damping ladder failed.
     """
-    importance = hessian.diagonal()
-    scale, zero_point = search_qparams(weight, importance, scheme, scale_dtype)
-    order = torch.argsort(importance, stable=True)  # visited from the last to the first
-    factor, used = damped_cholesky(hessian, order, damp)
-    group_of = order // scheme.group(len(order))
+    order = factored.order
+    scale, zero_point = search_qparams(weight, factored.importance, scheme, scale_dtype)
     codes = _feed_back(
         weight.T.index_select(0, order),
-        factor,
+        factored.factor,
         scale.float().T,
         zero_point.float().T,
-        group_of,
+        order // scheme.group(len(order)),
         scheme.qmax,
         block_size,
     )
     result = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     result[:, order] = codes.T
-    return QuantizedWeight(result, scale, zero_point, scheme), used
+    return QuantizedWeight(result, scale, zero_point, scheme)
 
 
 def _feed_back(
@@ -100,19 +116,33 @@ class Gptq(Base):
         schemes: Mapping[str, Scheme],
         scale_dtype: torch.dtype,
     ) -> Rounding:
-        rounded: dict[str, QuantizedWeight] = {}
-        damp = 0.0
+        """Round siblings with one factorization; to nearest, and saying so, where none exists."""
         try:
-            for scheme in dict.fromkeys(schemes[name] for name in weights):
-                names = [name for name in weights if schemes[name] == scheme]
-                stacked = torch.cat([weights[name] for name in names])  # rows are independent given H
-                q, used = gptq_round(stacked, stats.hessian, scheme, scale_dtype)
-                rounded |= dict(zip(names, split_rows(q, [len(weights[n]) for n in names]), strict=True))
-                damp = max(damp, used)
+            factored = factorize(stats.hessian)
         except NumericalError as error:
             nearest = {n: rtn_round(w, stats.importance, schemes[n], scale_dtype) for n, w in weights.items()}
             return Rounding(nearest, fallback=f"rounded to nearest: {error.message}")
-        return Rounding(rounded, damp=damp)
+        rounded: dict[str, QuantizedWeight] = {}
+        for names in _stacks(weights, schemes):
+            # rows are independent given H; concatenating a single weight would only copy it
+            stacked = torch.cat([weights[name] for name in names]) if len(names) > 1 else weights[names[0]]
+            q = gptq_round(stacked, factored, schemes[names[0]], scale_dtype)
+            rounded |= dict(zip(names, split_rows(q, [len(weights[name]) for name in names]), strict=True))
+        return Rounding(rounded, damp=factored.damp)
+
+
+def _stacks(weights: Mapping[str, Tensor], schemes: Mapping[str, Scheme]) -> list[list[str]]:
+    """Names of siblings that are solved together: of one scheme, and of few rows."""
+    stacks: list[list[str]] = []
+    for scheme in dict.fromkeys(schemes[name] for name in weights):
+        rows = STACK_ROWS  # so that the first sibling starts a stack
+        for name in (name for name in weights if schemes[name] == scheme):
+            if rows + len(weights[name]) > STACK_ROWS:
+                stacks.append([])
+                rows = 0
+            stacks[-1].append(name)
+            rows += len(weights[name])
+    return stacks
 
 
 def split_rows(q: QuantizedWeight, rows: list[int]) -> list[QuantizedWeight]:

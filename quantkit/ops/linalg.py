@@ -26,14 +26,15 @@ def damped_cholesky(hessian: Tensor, order: Tensor, damp: float) -> tuple[Tensor
         NumericalError: no step of the ladder factored.
     """
     mean = hessian.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny)
-    permuted = hessian.index_select(0, order).index_select(1, order)
-    diagonal = permuted.diagonal().clone()
+    info = torch.empty(0, dtype=torch.int32, device=hessian.device)
     for step in DAMPING_LADDER:
-        permuted.diagonal().copy_(diagonal + damp * step * mean)
-        factor, info = torch.linalg.cholesky_ex(permuted)
+        permuted = hessian[order[:, None], order[None, :]]
+        permuted.diagonal().add_(damp * step * mean)
+        # a transposed view is column-major, which the routine factors in place: one copy of the matrix less
+        factor, info = torch.linalg.cholesky_ex(permuted.T, out=(permuted.T, info))
         if int(info) == 0 and bool(torch.isfinite(factor.diagonal()).all()):
             return factor, damp * step
-        del factor
+        del factor, permuted
     raise NumericalError(
         f"a Gram matrix of {len(order)} channels has no factor with damping up to {damp * DAMPING_LADDER[-1]:g}",
         "look for non-finite or huge activations, or use more calibration tokens",

@@ -75,6 +75,14 @@ def test_ragged_rows_together_equal_the_sum_of_rows_alone(zoo: Zoo) -> None:
         torch.testing.assert_close(stats.abs_sum, sum(each[group].abs_sum for each in alone), rtol=1e-4, atol=1e-3)
 
 
+def test_wide_inputs_have_both_triangles(zoo: Zoo) -> None:
+    found = observed(zoo("llama", intermediate_size=320), rows(9), 0)
+
+    for stats in found.values():
+        assert torch.equal(stats.hessian, stats.hessian.T)
+    assert max(group.in_features for group in found) == 320
+
+
 @pytest.mark.parametrize("changed", range(3))
 def test_every_row_counts(zoo: Zoo, changed: int) -> None:
     ids = rows(36, 5, 12)

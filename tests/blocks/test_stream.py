@@ -85,6 +85,23 @@ def test_a_row_alone_gives_what_it_gives_beside_others(zoo: Zoo, architecture: s
         torch.testing.assert_close(together[i], final([row])[0], rtol=1e-4, atol=1e-5)
 
 
+def test_the_full_precision_states_travel_beside_the_quantized_ones(zoo: Zoo) -> None:
+    path = zoo("llama")
+    skeleton, read = opened(path)
+    outer = read(skeleton.outer)
+    plain, both = Stream.embed(skeleton, outer, RAGGED), Stream.embed(skeleton, outer, RAGGED, reference=True)
+    for block in skeleton.blocks:
+        weights = read(block.tensors)
+        plain.advance(block, weights)
+        both.advance_reference(block, weights)
+        both.advance(block, weights | {"mlp.up_proj.weight": weights["mlp.up_proj.weight"] * 1.1})
+
+    for left, right in zip(plain.batches, both.batches, strict=True):
+        assert left.reference is None and right.reference is not None
+        assert torch.equal(left.hidden, right.reference)
+        assert not torch.equal(right.hidden, right.reference)
+
+
 def test_the_model_is_not_left_changed(zoo: Zoo) -> None:
     skeleton, read = opened(zoo("llama"))
     Stream.embed(skeleton, read(skeleton.outer), RAGGED)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quantkit.methods.gptq import BLOCK, DAMP, factorize, gptq_round
 from quantkit.ops.stats import InputStats
 from quantkit.qweight import QuantizedWeight
 from quantkit.scheme import Scheme
@@ -71,3 +72,11 @@ def require_sound(q: QuantizedWeight, shape: torch.Size) -> None:
     assert q.scale.shape == q.zero_point.shape == (shape[0], shape[1] // scheme.group(shape[1]))
     if scheme.symmetric:
         assert (q.zero_point == scheme.midpoint).all()
+
+
+def solve(
+    w: Tensor, hessian: Tensor, scheme: Scheme, dtype: torch.dtype, *, damp: float = DAMP, block_size: int = BLOCK
+) -> tuple[QuantizedWeight, float]:
+    """GPTQ from a Gram matrix [K, K]: the weight, and the damping that its factorization took."""
+    factored = factorize(hessian, damp)
+    return gptq_round(w, factored, scheme, dtype, block_size=block_size), factored.damp

@@ -9,14 +9,24 @@ from torch import Tensor
 
 from quantkit.errors import NumericalError
 from quantkit.methods import METHODS
-from quantkit.methods.gptq import DAMP, gptq_round
+from quantkit.methods.gptq import DAMP
 from quantkit.methods.rtn import rtn_round
 from quantkit.ops.linalg import damped_cholesky
 from quantkit.ops.stats import InputStats
 from quantkit.qweight import QuantizedWeight
 from quantkit.scheme import Scheme
 
-from .inputs import SCHEMES, correlated, dequantize, output_error, require_sound, rows_that_differ, stats_of, weight
+from .inputs import (
+    SCHEMES,
+    correlated,
+    dequantize,
+    output_error,
+    require_sound,
+    rows_that_differ,
+    solve,
+    stats_of,
+    weight,
+)
 
 FP16, BF16 = torch.float16, torch.bfloat16
 GPTQ = METHODS["gptq"]
@@ -49,7 +59,7 @@ def test_without_correlation_it_is_rounding_to_nearest(scheme: Scheme, importanc
     w = weight(40, 96)
     diagonal = torch.ones(96) if importance == "equal" else correlated(1, 96).square()[0] + 0.1
 
-    q, damp = gptq_round(w, torch.diag(diagonal) * 37.0, scheme, FP16)
+    q, damp = solve(w, torch.diag(diagonal) * 37.0, scheme, FP16)
     nearest = rtn_round(w, diagonal, scheme, FP16)
 
     assert rows_that_differ(q, nearest) == 0
@@ -60,7 +70,7 @@ def test_without_correlation_it_is_rounding_to_nearest(scheme: Scheme, importanc
 def test_the_result_does_not_depend_on_the_block_size(scheme: Scheme) -> None:
     w, stats = weight(64, 160), stats_of(correlated(300, 160))
 
-    results = [gptq_round(w, stats.hessian, scheme, FP16, block_size=size)[0] for size in (160, 1, 7, 64, 1000)]
+    results = [solve(w, stats.hessian, scheme, FP16, block_size=size)[0] for size in (160, 1, 7, 64, 1000)]
 
     for q in results[1:]:
         assert rows_that_differ(results[0], q) <= 1
@@ -71,7 +81,7 @@ def test_the_result_does_not_depend_on_the_block_size(scheme: Scheme) -> None:
 def test_it_is_the_textbooks_algorithm(scheme: Scheme, seed: int) -> None:
     w, stats = weight(64, 96, seed), stats_of(correlated(400, 96, seed))
 
-    q, damp = gptq_round(w, stats.hessian, scheme, BF16)
+    q, damp = solve(w, stats.hessian, scheme, BF16)
 
     different = (q.codes.numpy() != textbook(w, stats.hessian, q, damp)).any(1).sum()
     assert different <= 1
@@ -82,7 +92,7 @@ def test_it_beats_rounding_to_nearest_for_every_linear(scheme: Scheme) -> None:
     for seed, (rows, features) in enumerate([(48, 64), (16, 96), (96, 160)]):
         w, x = weight(rows, features, seed), correlated(4 * features, features, seed)
 
-        q, _ = gptq_round(w, stats_of(x).hessian, scheme, FP16)
+        q, _ = solve(w, stats_of(x).hessian, scheme, FP16)
         nearest = rtn_round(w, stats_of(x).importance, scheme, FP16)
 
         require_sound(q, w.shape)
@@ -91,9 +101,7 @@ def test_it_beats_rounding_to_nearest_for_every_linear(scheme: Scheme) -> None:
 
 def test_two_calibration_sets_give_two_results() -> None:
     w = weight(32, 64)
-    first, second = (
-        gptq_round(w, stats_of(correlated(200, 64, seed)).hessian, Scheme(4, 32), FP16)[0] for seed in (1, 2)
-    )
+    first, second = (solve(w, stats_of(correlated(200, 64, seed)).hessian, Scheme(4, 32), FP16)[0] for seed in (1, 2))
 
     assert (first.codes != second.codes).float().mean() > 0.05
 
@@ -101,7 +109,7 @@ def test_two_calibration_sets_give_two_results() -> None:
 def test_the_size_of_the_inputs_cancels() -> None:
     w, hessian = weight(64, 96), stats_of(correlated(300, 96)).hessian
 
-    results = [gptq_round(w, hessian * factor, Scheme(4, 32), FP16) for factor in (1.0, 2.0**30, 2.0**-30)]
+    results = [solve(w, hessian * factor, Scheme(4, 32), FP16) for factor in (1.0, 2.0**30, 2.0**-30)]
 
     for q, damp in results[1:]:
         assert rows_that_differ(q, results[0][0]) <= 1
@@ -112,7 +120,7 @@ def test_its_inputs_are_not_modified() -> None:
     w, stats = weight(32, 64), stats_of(correlated(200, 64))
     before = w.clone(), stats.hessian.clone()
 
-    gptq_round(w, stats.hessian, Scheme(4, 32), FP16)
+    solve(w, stats.hessian, Scheme(4, 32), FP16)
 
     assert torch.equal(w, before[0]) and torch.equal(stats.hessian, before[1])
 
@@ -141,7 +149,7 @@ def test_fewer_tokens_than_features(features: int, damp: float) -> None:
     w, x = weight(32, features), correlated(32, features)
 
     try:
-        q, used = gptq_round(w, stats_of(x).hessian, Scheme(4, 32), FP16, damp=damp)
+        q, used = solve(w, stats_of(x).hessian, Scheme(4, 32), FP16, damp=damp)
     except NumericalError:
         assert damp < 1e-6  # a caller that asks for next to nothing is told, and never gets NaN
         return
@@ -178,7 +186,7 @@ def test_a_matrix_that_no_damping_factors_falls_back_to_rounding_and_says_so(bad
     broken = InputStats(hessian, stats.abs_sum, stats.count)
 
     with pytest.raises(NumericalError, match="64 channels has no factor"):
-        gptq_round(w, hessian, Scheme(4, 32), FP16)
+        solve(w, hessian, Scheme(4, 32), FP16)
     result = GPTQ.round({"q": w}, broken, {"q": Scheme(4, 32)}, FP16)
 
     assert "rounded to nearest: a Gram matrix of 64 channels" in result.fallback
@@ -189,7 +197,7 @@ def test_a_matrix_that_no_damping_factors_falls_back_to_rounding_and_says_so(bad
 def test_inputs_that_are_all_zero_leave_rounding_to_nearest() -> None:
     w = weight(16, 64)
 
-    q, _ = gptq_round(w, torch.zeros(64, 64), Scheme(4, 32, False), FP16)
+    q, _ = solve(w, torch.zeros(64, 64), Scheme(4, 32, False), FP16)
 
     assert rows_that_differ(q, rtn_round(w, None, Scheme(4, 32, False), FP16)) == 0
 
@@ -200,7 +208,7 @@ def test_dead_channels_are_rounded_and_never_zeroed(scheme: Scheme) -> None:
     dead = torch.tensor([0, 5, 31, 32, 40, 95])
     x[:, dead] = 0
 
-    q, _ = gptq_round(w, stats_of(x).hessian, scheme, FP16)
+    q, _ = solve(w, stats_of(x).hessian, scheme, FP16)
 
     group = 96 // q.scale.shape[1]
     scale, zero = (t.float()[:, dead // group] for t in (q.scale, q.zero_point))

@@ -68,11 +68,15 @@ def build(architecture: str, **changes: Any) -> Any:
     config = AutoConfig.for_model(architecture, **BASE | EXTRA.get(architecture, {}) | changes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.rand_like(parameter) * 0.3)
             else:
                 parameter.mul_(4)  # as initialized, a block would hardly change its input
+            if parameter.ndim == 1 and "norm" in name:
+                parameter[5::16] += 2  # channels that are much larger than others, for which rescaling pays
+            elif "layers." in name:
+                parameter[7::16] *= 3
     return model
 
 
