@@ -25,6 +25,7 @@ from quantkit.events import BlockDone, Emit, Fallback, Note, Stage, ignore
 from quantkit.formats import FORMATS
 from quantkit.group import LinearGroup
 from quantkit.methods import METHODS
+from quantkit.methods.base import Method
 from quantkit.methods.refine import refine
 from quantkit.methods.rtn import rtn_round
 from quantkit.ops.stats import InputStats
@@ -119,53 +120,70 @@ def quantize_checkpoint(
             record.add_fold(block.path, group, applied=s is not None)
 
         stage("round")
-        quantized = _round(work, method.round, rounds, groups, stats, record, emit)
+        quantized, damps = _round(work, method, groups, stats, rounds, emit)
         if method.tunes:
             stage("tune")
             stream.advance_reference(block, work.compute())
             quantized = method.tune(work.packable(), quantized, work.examples(stream))
+        errors = _account(work, groups, stats, quantized, damps, record)
 
         stage("advance")  # later blocks see the error of earlier ones
         stream.advance(block, work.compute(quantized))
 
         stage("write")
         record.rewritten += work.write(writer, fmt, quantized)
-        errors = {name: record.linears[name]["error"] for name in map(work.full_name, quantized)}
         emit(BlockDone(block.index, len(skeleton.blocks), errors, time.monotonic() - started, current_rss()))
 
 
 def _round(
     work: WorkingBlock,
-    method: Callable[..., Any],
-    rounds: int,
+    method: Method,
     groups: tuple[LinearGroup, ...],
-    stats: dict[LinearGroup, InputStats],
-    record: RunRecord,
+    stats: Mapping[LinearGroup, InputStats],
+    rounds: int,
     emit: Emit,
-) -> dict[str, QuantizedWeight]:
-    """Round and refine every linear of a block that the plan packs, and record its error. Uses up `stats`."""
+) -> tuple[dict[str, QuantizedWeight], dict[str, float | None]]:
+    """Round and refine every linear of a block that the plan packs; also the damping that each took."""
     quantized: dict[str, QuantizedWeight] = {}
+    damps: dict[str, float | None] = {}
     for group in groups:
-        weights, seen = work.linears(group), stats.pop(group)
+        weights, seen = work.linears(group), stats[group]
         if not weights:
             continue
-        if len({work.schemes[name] for name in weights}) > 1:
+        if len({work.schemes.get(name) for name in group.names}) > 1:
+            names = ", ".join(group.names)
             emit(
                 Note(
-                    f"`{work.block.path}`: {', '.join(weights)} share an input but not a scheme; some engines fuse them"
+                    f"{names} share an input but not a scheme: an engine that fuses some of them may refuse to load it"
                 )
             )
-        rounding = method(weights, seen, work.schemes, work.scale_dtype)
+        rounding = method.round(weights, seen, work.schemes, work.scale_dtype)
         if rounding.fallback:
             emit(Fallback(f"{work.block.path}.{'|'.join(weights)}", rounding.fallback))
         for name, weight in weights.items():
-            q = quantized[name] = refine(weight, rounding.weights[name], seen.hessian, rounds)
-            record.add_linear(work.full_name(name), q, weight, seen, rounding.damp)
+            quantized[name] = refine(weight, rounding.weights[name], seen.hessian, rounds)
+            damps[name] = rounding.damp
     for name, weight in work.unreached(groups).items():
         emit(Fallback(work.full_name(name), "no token reached it: rounded to nearest without calibration"))
-        q = quantized[name] = rtn_round(weight, None, work.schemes[name], work.scale_dtype)
-        record.add_linear(work.full_name(name), q, weight, None, None)
-    return quantized
+        quantized[name] = rtn_round(weight, None, work.schemes[name], work.scale_dtype)
+    return quantized, damps
+
+
+def _account(
+    work: WorkingBlock,
+    groups: tuple[LinearGroup, ...],
+    stats: Mapping[LinearGroup, InputStats],
+    quantized: Mapping[str, QuantizedWeight],
+    damps: Mapping[str, float | None],
+    record: RunRecord,
+) -> dict[str, float]:
+    """Record the output error of every rounded linear; returns {full name: error}."""
+    seen = {name: stats[group] for group in groups for name in group.names}
+    return {
+        full: record.add_linear(full, q, work.packable_weight(name), seen.get(name), damps.get(name))
+        for name, q in quantized.items()
+        for full in [work.full_name(name)]
+    }
 
 
 def _stages(block: Block, skeleton: Skeleton, emit: Emit) -> Callable[[str], None]:
@@ -187,6 +205,15 @@ def _calibration_rows(recipe: Recipe, source: Checkpoint, record: RunRecord, emi
     corpus = load_corpus(recipe.calibration, split=recipe.calibration_split, column=recipe.calibration_column)
     rows = tokenize(corpus, tokenizer, samples=recipe.samples, seq_len=recipe.seq_len, seed=recipe.seed, emit=emit)
     record.calibration = rows.report
+    widest, name = max(
+        (columns, name) for name, (_, columns) in record.plan.shapes.items() if name in record.plan.packed
+    )
+    if (tokens := rows.report["tokens"]) < widest:
+        emit(
+            Note(
+                f"{tokens:,} calibration tokens are fewer than the {widest:,} inputs of {name}: they will fit too well"
+            )
+        )
     return rows.rows
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quantkit.device import peak_rss
-from quantkit.events import Event, Fallback
+from quantkit.events import Event, Fallback, Note
 from quantkit.group import LinearGroup
 from quantkit.ops.affine import dequantize
 from quantkit.ops.linalg import output_error
@@ -56,29 +56,32 @@ class RunRecord:
     peak_rss: int = 0
 
     def collecting(self, emit: Callable[[Event], None]) -> Callable[[Event], None]:
-        """An `emit` that passes everything on and keeps the fallbacks."""
+        """An `emit` that passes everything on, a repeated note only once, and keeps the fallbacks."""
+        noted: set[Event] = set()
 
         def both(event: Event) -> None:
             if isinstance(event, Fallback):
                 self.fallbacks.append(event)
+            if isinstance(event, Note):
+                if event in noted:
+                    return
+                noted.add(event)
             emit(event)
 
         return both
 
     def add_linear(
         self, name: str, q: QuantizedWeight, weight: Tensor, stats: InputStats | None, damp: float | None
-    ) -> None:
-        """Record a rounded linear and its relative output error over the calibration tokens."""
+    ) -> float:
+        """Record a rounded linear, and return its relative output error over the calibration tokens."""
         every = slice(None, None, -(-len(weight) // ERROR_ROWS))
         rows, difference = weight[every], dequantize(q)[every] - weight[every]
         moments = stats.hessian if stats else torch.eye(weight.shape[1], device=weight.device)
         norm, error = float(output_error(rows, moments).sum()), float(output_error(difference, moments).sum())
-        entry = {
-            "scheme": str(q.scheme),
-            "error": error / norm if norm > 0 else 0.0,
-            "tokens": stats.count if stats else 0,
-        }
+        relative = error / norm if norm > 0 else 0.0
+        entry = {"scheme": str(q.scheme), "error": relative, "tokens": stats.count if stats else 0}
         self.linears[name] = entry | ({"damp": damp} if damp is not None else {})
+        return relative
 
     def add_fold(self, block: str, group: LinearGroup, *, applied: bool) -> None:
         """Record whether a proved fold was used."""
@@ -116,7 +119,11 @@ class RunRecord:
         return {
             "format_version": FORMAT_VERSION,
             "versions": versions(),
-            "source": {"path": str(plan.source.path), "digest": plan.source.digest(), "bytes": plan.source.nbytes},
+            "source": {
+                "name": plan.source.path.resolve().name,
+                "digest": plan.source.digest(),
+                "bytes": plan.source.nbytes,
+            },
             "recipe": {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(plan.recipe).items()},
             "device": self.device,
             "dtype": self.dtype,

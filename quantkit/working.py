@@ -72,11 +72,15 @@ class WorkingBlock:
 
     def linears(self, group: LinearGroup) -> dict[str, Tensor]:
         """The group's weights to be packed, float32 [N, K]."""
-        return {name: self._weights[f"{name}.weight"].float() for name in group.names if name in self.schemes}
+        return {name: self.packable_weight(name) for name in group.names if name in self.schemes}
+
+    def packable_weight(self, name: str) -> Tensor:
+        """One weight to be packed, float32 [N, K]."""
+        return self._weights[f"{name}.weight"].float()
 
     def packable(self) -> dict[str, Tensor]:
         """Every weight to be packed, float32 [N, K]."""
-        return {name: self._weights[f"{name}.weight"].float() for name in self.schemes}
+        return {name: self.packable_weight(name) for name in self.schemes}
 
     def can_fold(self, group: LinearGroup) -> bool:
         """Whether a proved fold leaves every tensor untouched that must stay byte-equal to the source.
@@ -137,7 +141,7 @@ class WorkingBlock:
     def unreached(self, groups: Sequence[LinearGroup]) -> dict[str, Tensor]:
         """Weights to be packed, float32, of linears that are in no group because no token reached them."""
         reached = {name for group in groups for name in group.names}
-        return {name: self._weights[f"{name}.weight"].float() for name in self.schemes if name not in reached}
+        return {name: self.packable_weight(name) for name in self.schemes if name not in reached}
 
     def write(self, writer: ArtifactWriter, fmt: Format, quantized: Mapping[str, QuantizedWeight]) -> int:
         """Write the block: packed linears, what a fold changed, and the bytes of everything else.

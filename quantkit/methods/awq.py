@@ -59,19 +59,19 @@ class Awq(Base):
         fold = group.fold
         assert fold is not None
 
-        def rounded(part: Mapping[str, Tensor], s: Tensor) -> dict[str, Tensor]:
+        def rounded(part: Mapping[str, Tensor], s: Tensor, shrink: Sequence[float] = SHRINK) -> dict[str, Tensor]:
             """The weights after rescaling by s [channels], rounding and scaling back."""
             k = fold.expand(s)
             moved = stats.rescaled(k).hessian
             return {
-                name: dequantize(rtn_round(w * k, moved, schemes[name], scale_dtype, SEARCH_SHRINK)).div_(k)
+                name: dequantize(rtn_round(w * k, moved, schemes[name], scale_dtype, shrink)).div_(k)
                 for name, w in part.items()
             }
 
         sample = {name: w[:: max(1, len(w) // SEARCH_ROWS)] for name, w in weights.items()}
 
         def score(s: Tensor) -> float:
-            return sum(_errors(rounded(sample, s), sample, stats).values())
+            return sum(_errors(rounded(sample, s, SEARCH_SHRINK), sample, stats).values())
 
         activation = _per_channel(fold, stats.abs_mean)
         magnitude = _per_channel(fold, torch.stack([w.abs().mean(0) for w in weights.values()]).mean(0))

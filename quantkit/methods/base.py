@@ -27,7 +27,7 @@ class Rounding:
     Attributes:
         weights: {name: QuantizedWeight}.
         damp: damping that the factorization needed, as a fraction of mean(diag H); None when nothing was factored.
-        fallback: reason why another method was used instead, or "".
+        fallback: what was done in another way than the method wants, and why, or "".
     """
 
     weights: dict[str, QuantizedWeight]

@@ -128,7 +128,8 @@ class Gptq(Base):
             stacked = torch.cat([weights[name] for name in names]) if len(names) > 1 else weights[names[0]]
             q = gptq_round(stacked, factored, schemes[names[0]], scale_dtype)
             rounded |= dict(zip(names, split_rows(q, [len(weights[name]) for name in names]), strict=True))
-        return Rounding(rounded, damp=factored.damp)
+        raised = f"damping raised to {factored.damp:g}" if factored.damp > DAMP else ""
+        return Rounding(rounded, factored.damp, raised)
 
 
 def _stacks(weights: Mapping[str, Tensor], schemes: Mapping[str, Scheme]) -> list[list[str]]:

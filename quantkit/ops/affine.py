@@ -14,8 +14,8 @@ from quantkit.qweight import QuantizedWeight
 from quantkit.scheme import Scheme
 
 # numerics: the range is multiplied by these and the best kept per group; above 1 pays for symmetric grids,
-# whose negative side is one step longer
-SHRINK = tuple(1.05 - 0.03 * i for i in range(20))
+# whose negative side is one step longer; 1 itself keeps what already lies on the grid
+SHRINK = tuple(round(1.06 - 0.03 * i, 2) for i in range(20))
 # numerics: rows per slice such that a slice of the search stays in a core's cache
 _SLICE_ELEMENTS = 1 << 17
 

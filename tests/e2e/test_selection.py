@@ -65,17 +65,20 @@ def test_an_override_changes_only_what_it_names(make_artifact: Make) -> None:
         assert torch.isfinite(quantkit.load(made.path, "cpu")(ids).logits).all()
 
 
-def test_schemes_that_differ_within_a_group_are_pointed_out(zoo: Zoo, calibration: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"override": ["q_proj: bits=8"]}, {"ignore": ["q_proj"]}])
+def test_schemes_that_differ_within_a_group_are_pointed_out_once(
+    zoo: Zoo, calibration: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
     from quantkit.events import Note
     from quantkit.pipeline import quantize
 
     events: list[Any] = []
-    recipe = Recipe(group_size=32, calibration=str(calibration), override=("q_proj: bits=8",), method="rtn")
+    recipe = Recipe(group_size=32, calibration=str(calibration), method="rtn").merged(**options)
 
     quantize(recipe, str(zoo("llama")), tmp_path / "out", emit=events.append)
 
     notes = [event.message for event in events if isinstance(event, Note) and "share an input" in event.message]
-    assert len(notes) == 2 and "`model.layers.0`: self_attn.q_proj, self_attn.k_proj, self_attn.v_proj" in notes[0]
+    assert len(notes) == 1 and notes[0].startswith("self_attn.q_proj, self_attn.k_proj, self_attn.v_proj share an input")
 
 
 @pytest.mark.parametrize(
