@@ -78,7 +78,9 @@ def test_schemes_that_differ_within_a_group_are_pointed_out_once(
     quantize(recipe, str(zoo("llama")), tmp_path / "out", emit=events.append)
 
     notes = [event.message for event in events if isinstance(event, Note) and "share an input" in event.message]
-    assert len(notes) == 1 and notes[0].startswith("self_attn.q_proj, self_attn.k_proj, self_attn.v_proj share an input")
+    assert len(notes) == 1 and notes[0].startswith(
+        "self_attn.q_proj, self_attn.k_proj, self_attn.v_proj share an input"
+    )
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_recorded_errors_are_those_of_the_artifact(
         assert made.record.linears[name]["error"] == pytest.approx(relative, rel=2e-3)
     if not method.startswith("awq"):
         assert torch.equal(scales, torch.ones_like(scales))
-    elif architecture != "gemma2":
+    elif architecture == "cohere":
         assert (scales.log().abs() > 0.01).any()  # or this would say nothing about folds
 
 
