@@ -126,12 +126,14 @@ def quantize_checkpoint(
             stream.advance_reference(block, work.compute())
             quantized = method.tune(work.packable(), quantized, work.examples(stream))
         errors = _account(work, groups, stats, quantized, damps, record)
+        del stats  # the largest part; neither this block's output nor the next block needs it
 
         stage("advance")  # later blocks see the error of earlier ones
         stream.advance(block, work.compute(quantized))
 
         stage("write")
         record.rewritten += work.write(writer, fmt, quantized)
+        del work, quantized  # the next block must find their memory free
         emit(BlockDone(block.index, len(skeleton.blocks), errors, time.monotonic() - started, current_rss()))
 
 
