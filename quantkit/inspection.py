@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from quantkit.blocks.block import Block
 from quantkit.blocks.probe import Probe, Prober
 from quantkit.blocks.skeleton import Skeleton, build_skeleton
 from quantkit.checkpoint.hub import resolve_model
@@ -120,8 +121,8 @@ def _structures(skeleton: Skeleton, source: WeightSource) -> tuple[tuple[tuple[i
     for indices in members.values():
         block = skeleton.blocks[indices[0]]
 
-        def weights(tensors: dict[str, str] = block.tensors) -> dict[str, torch.Tensor]:
-            return {name: source.read([tensor], torch.float32)[tensor] for name, tensor in tensors.items()}
+        def weights(block: Block = block) -> dict[str, torch.Tensor]:
+            return source.read_for(block.module, block.tensors, torch.float32)
 
         found.append((tuple(indices), prober.probe(block, weights)))
     return tuple(found)

@@ -35,6 +35,8 @@ from quantkit.recipe import Recipe, parse_size
 from quantkit.record import RunRecord
 from quantkit.working import WorkingBlock
 
+# numerics: 4-bit codes cost a few percent at most; a linear that misses by more stopped being itself
+LOST = 0.5
 RECIPE_FILE, RECORD_FILE = "quantkit-recipe.yaml", "quantkit.json"
 
 
@@ -126,6 +128,7 @@ def quantize_checkpoint(
             stream.advance_reference(block, work.compute())
             quantized = method.tune(work.packable(), quantized, work.examples(stream))
         errors = _account(work, groups, stats, quantized, damps, record)
+        _tell_lost(errors, emit)
         del stats  # the largest part; neither this block's output nor the next block needs it
 
         stage("advance")  # later blocks see the error of earlier ones
@@ -186,6 +189,17 @@ def _account(
         for name, q in quantized.items()
         for full in [work.full_name(name)]
     }
+
+
+def _tell_lost(errors: Mapping[str, float], emit: Emit) -> None:
+    for name, error in errors.items():
+        if error > LOST:
+            emit(
+                Note(
+                    f"{name} lost {error:.0%} of its output: its weights may be too small for the dtype of the scales;"
+                    " keep it in 16 bit with `--ignore`"
+                )
+            )
 
 
 def _stages(block: Block, skeleton: Skeleton, emit: Emit) -> Callable[[str], None]:

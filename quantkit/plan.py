@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ class Plan:
         fallbacks: where the plan differs from what was asked, with the reason.
         memory: predicted peak of resident memory by part, bytes.
         out: where the artifact will go, if that is known.
+        model: name of the source: of its folder, or on the hub.
     """
 
     recipe: Recipe
@@ -47,11 +49,18 @@ class Plan:
     fallbacks: tuple[Fallback, ...]
     memory: dict[str, int]
     out: Path | None = None
+    model: str = ""
 
     @property
     def packed(self) -> dict[str, Scheme]:
         """{linear: scheme} of the linears that will be packed."""
         return {name: scheme for name, scheme in self.schemes.items() if scheme is not None}
+
+    @property
+    def scale_dtype(self) -> str:
+        """Safetensors dtype of every scale: that of the weights when all have the same one of 16 bits, else BF16."""
+        stored = {self.source.tensors[f"{name}.weight"].dtype for name in self.packed}
+        return "F16" if stored == {"F16"} else "BF16"
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -61,7 +70,7 @@ class Plan:
         for name in sorted(self.source.tensors, key=_natural):
             info, linear = self.source.tensors[name], name.removesuffix(".weight")
             if linear in packed and name != linear:
-                parts = fmt.specs(linear, packed[linear], self.shapes[linear], scale_dtype(info.dtype))
+                parts = fmt.specs(linear, packed[linear], self.shapes[linear], self.scale_dtype)
                 specs += [TensorSpec(part, dtype, shape) for part, (dtype, shape) in parts.items()]
             else:
                 specs.append(TensorSpec(name, info.dtype, info.shape))
@@ -78,7 +87,18 @@ class Plan:
         return sum(self.memory.values())
 
     def keeping(self, names: Mapping[str, str]) -> Plan:
-        """This plan with the linears {name: reason} kept as they are."""
+        """This plan with the linears {name: reason} kept as they are.
+
+        Raises:
+            CheckpointError: those are all that would have been quantized.
+        """
+        if names and names.keys() >= self.packed.keys():
+            some = ", ".join(f"`{name}`" for name in list(names)[:3])
+            raise CheckpointError(
+                f"none of the {len(names)} matrices that would be quantized, such as {some}, is a plain linear of the"
+                " model",
+                "it is built of other modules than torch's linears, or config.json belongs to another part of it",
+            )
         fallbacks = tuple(Fallback(name, reason) for name, reason in names.items())
         return replace(self, schemes=self.schemes | dict.fromkeys(names), fallbacks=self.fallbacks + fallbacks)
 
@@ -133,7 +153,7 @@ def make_plan(recipe: Recipe, model: str, out: Path | None = None, emit: Emit = 
     recipe = recipe.validate()
     source = Checkpoint.open(resolve_model(model, emit=emit))
     require_quantizable(source)
-    if out is not None and out.exists() and out.resolve() == source.path.resolve():
+    if out is not None and os.path.exists(out) and out.resolve() == source.path.resolve():
         raise UsageError(f"`{out}` is the source", "choose another output folder")
     prefix, count = find_blocks(source)
     shapes = {
@@ -148,7 +168,9 @@ def make_plan(recipe: Recipe, model: str, out: Path | None = None, emit: Emit = 
         raise UsageError("nothing is left to quantize", "loosen `--ignore`, or choose another `--group-size`")
     for fallback in fallbacks:
         emit(fallback)
-    return Plan(recipe, source, count, shapes, schemes, fallbacks, _memory(recipe, source, prefix, shapes), out)
+    memory = _memory(recipe, source, prefix, shapes)
+    name = Path(model).resolve().name if Path(model).exists() else model
+    return Plan(recipe, source, count, shapes, schemes, fallbacks, memory, out, name)
 
 
 def find_blocks(source: Checkpoint) -> tuple[str, int]:
@@ -179,11 +201,6 @@ def find_blocks(source: Checkpoint) -> tuple[str, int]:
     return f"{max(fitting, key=lambda prefix: matrices[prefix])}.", count
 
 
-def scale_dtype(dtype: str) -> str:
-    """Safetensors dtype of the scales of a weight stored as `dtype`: its own when it has 16 bits."""
-    return dtype if dtype in ("F16", "BF16") else "BF16"
-
-
 def gigabytes(size: int) -> str:
     """A size for people: 1.2 GB, or MB below one."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
@@ -210,7 +227,7 @@ def _fit(
             else:
                 fallbacks.append(Fallback(name, f"kept in 16 bit: {error.message}"))
     if refused:
-        _refuse(refused, shapes)
+        _refuse(refused, shapes, schemes)
     return fitted, tuple(fallbacks)
 
 
@@ -226,19 +243,28 @@ def _smaller(fmt: Any, scheme: Scheme, shape: tuple[int, int]) -> Scheme | None:
     return None
 
 
-def _refuse(refused: Mapping[str, UnsupportedScheme], shapes: Mapping[str, tuple[int, int]]) -> None:
+def _refuse(
+    refused: Mapping[str, UnsupportedScheme],
+    shapes: Mapping[str, tuple[int, int]],
+    schemes: Mapping[str, Scheme | None],
+) -> None:
     """Raise one error that names the kinds of linears that do not fit, and what would."""
     kinds: dict[str, list[str]] = {}
     for name in refused:
         kinds.setdefault(f"*.{name.rpartition('.')[2]}", []).append(name)
     listed = ", ".join(f"`{kind}` ({len(names)}, {shapes[names[0]][1]:,} inputs)" for kind, names in kinds.items())
     first = next(iter(refused.values()))
+    message = f"{len(refused)} linears do not fit: {listed}: {first.message}"
+    if all(scheme.fits(shapes[name][1]) for name in refused if (scheme := schemes[name])):
+        raise UnsupportedScheme(message, first.hint)  # no group size would help
     common = set.intersection(*(set(legal_groups(shapes[name][1])) for name in refused))
     served = [str(size) for size in SERVED_GROUPS if size in common]
     others = [str(size) for size in (256, 192, 96, 48, 16) if size in common]
+    if any(shapes[name][1] % 8 for name in refused):  # the codes in a word
+        raise UnsupportedScheme(message, "use `--indivisible keep`, or leave them out with `--ignore`")
     sizes = ", ".join([*served, *others, "-1"])
     raise UnsupportedScheme(
-        f"{len(refused)} linears do not fit: {listed}: {first.message}",
+        message,
         f"`--group-size` may be {sizes} (engines have kernels for {', '.join(map(str, SERVED_GROUPS))} and -1); or let "
         "`--indivisible smaller-group` or `--indivisible keep` decide, or leave them out with `--ignore`",
     )
@@ -264,7 +290,7 @@ def _memory(recipe: Recipe, source: Checkpoint, prefix: str, shapes: Mapping[str
 
 def _existing(path: Path) -> Path:
     """The closest ancestor that is there."""
-    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    return next(place for place in (path.absolute(), *path.absolute().parents) if os.path.exists(place))
 
 
 def _kept_names(plan: Plan) -> str:
@@ -274,4 +300,4 @@ def _kept_names(plan: Plan) -> str:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sort key that puts block 2 before block 10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]

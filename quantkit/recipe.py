@@ -17,7 +17,7 @@ FORMAT_NAMES = ("compressed-tensors",)
 INDIVISIBLE = ("fail", "smaller-group", "keep")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +228,8 @@ def _read_yaml(path: Path) -> dict[str, object]:
         mark = getattr(problem, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise UsageError(f"recipe `{path}`{line}: {getattr(problem, 'problem', None) or 'not YAML'}") from None
+    except (ValueError, RecursionError) as problem:  # `!!int x`, a date that is none, brackets without end
+        raise UsageError(f"recipe `{path}` cannot be read: {problem}") from None
     if given is None:
         return {}
     if not isinstance(given, dict):

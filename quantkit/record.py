@@ -120,7 +120,7 @@ class RunRecord:
             "format_version": FORMAT_VERSION,
             "versions": versions(),
             "source": {
-                "name": plan.source.path.resolve().name,
+                "name": plan.model,
                 "digest": plan.source.digest(),
                 "bytes": plan.source.nbytes,
             },

@@ -9,7 +9,6 @@ import torch
 
 from quantkit.blocks.skeleton import build_skeleton
 from quantkit.device import choose_device
-from quantkit.errors import CheckpointError
 from quantkit.weights import WeightSource
 
 
@@ -40,13 +39,12 @@ def load(
     names = skeleton.tensors()
     model: Any = skeleton.model
     for name, tensor in names.items():
-        weight = source.read([tensor], dtype)[tensor]
+        weight = source.read_for(model, {name: tensor}, dtype)[name].to(where)
         owner, _, leaf = name.rpartition(".")
-        parameters = model.get_submodule(owner)._parameters
-        if weight.shape != parameters[leaf].shape:
-            raise CheckpointError(
-                f"`{tensor}` is {list(weight.shape)}, and the model has {list(parameters[leaf].shape)}"
-            )
-        parameters[leaf] = torch.nn.Parameter(weight.to(where), requires_grad=False)
+        module = model.get_submodule(owner)
+        if leaf in module._buffers:
+            module._buffers[leaf] = weight
+        else:
+            module._parameters[leaf] = torch.nn.Parameter(weight, requires_grad=False)
     model.tie_weights()
     return model.to(where)

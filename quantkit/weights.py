@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quantkit.checkpoint.header import TensorInfo
 from quantkit.checkpoint.reader import Checkpoint
@@ -18,6 +18,8 @@ from quantkit.formats.base import Format
 from quantkit.ops.affine import dequantize
 from quantkit.qweight import QuantizedWeight
 from quantkit.scheme import Scheme
+
+DAMAGED = "the artifact is damaged: copy it again, or quantize again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class WeightSource:
         marker = f".{fmt.suffixes[0]}"
         packed = [name.removesuffix(marker) for name in checkpoint.tensors if name.endswith(marker)]
         schemes = {name: _required(scheme_of(name), name) for name in packed}
+        if twice := next((name for name in packed if f"{name}.weight" in checkpoint.tensors), None):
+            raise CheckpointError(f"`{twice}` is in `{path}` both packed and as `{twice}.weight`", DAMAGED)
         owned = {f"{name}.{suffix}" for name in packed for suffix in fmt.suffixes}
         plain = {name: info for name, info in checkpoint.tensors.items() if name not in owned}
         names = sorted([*plain, *(f"{name}.weight" for name in packed)])
@@ -62,7 +66,31 @@ class WeightSource:
         assert self.format is not None
         stored = [f"{linear}.{suffix}" for suffix in self.format.suffixes]
         tensors = self.checkpoint.read(name for name in stored if name in self.checkpoint.tensors)
-        return self.format.unpack(linear, tensors, self.schemes[linear])
+        try:
+            return self.format.unpack(linear, tensors, self.schemes[linear])
+        except CheckpointError as error:
+            raise CheckpointError(error.message, error.hint or DAMAGED) from None
+
+    def read_for(
+        self, module: nn.Module, tensors: Mapping[str, str], dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
+        """Read {parameter of `module`: tensor name}; see `read`.
+
+        Raises:
+            CheckpointError: a weight has another shape than its parameter, which only the read of a packed one shows.
+        """
+        found = {}
+        for name, tensor in tensors.items():
+            weight = self.read([tensor], dtype)[tensor]
+            owner, _, leaf = name.rpartition(".")
+            wanted = getattr(module.get_submodule(owner), leaf).shape
+            if weight.shape != wanted:
+                raise CheckpointError(
+                    f"`{tensor}` is {list(weight.shape)}, and the model has {list(wanted)}",
+                    "the config may belong to another model",
+                )
+            found[name] = weight
+        return found
 
     def read(self, names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """Read tensors by the plain model's names; packed ones are dequantized.
@@ -82,9 +110,9 @@ class WeightSource:
         return found
 
 
-def _format_of(path: Path, config: dict[str, Any]) -> Format:
-    method = config.get("quant_method")
-    if method not in FORMATS:
+def _format_of(path: Path, config: Any) -> Format:
+    method = config.get("quant_method") if isinstance(config, dict) else config
+    if not isinstance(method, str) or method not in FORMATS:
         raise CheckpointError(
             f"`{path}` is quantized as `{method}`, which is not read here", f"formats that are: {', '.join(FORMATS)}"
         )

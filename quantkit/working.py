@@ -20,7 +20,7 @@ from quantkit.formats.base import Format
 from quantkit.group import FoldKind, LinearGroup
 from quantkit.methods.base import Example, Loss
 from quantkit.ops.affine import dequantize
-from quantkit.plan import Plan, scale_dtype
+from quantkit.plan import Plan
 from quantkit.qweight import QuantizedWeight
 from quantkit.scheme import Scheme
 
@@ -49,8 +49,7 @@ class WorkingBlock:
         self.schemes: dict[str, Scheme] = {
             name: packed[full] for name in block.linears() if (full := self.full_name(name)) in packed
         }
-        stored_dtypes = [self.source.tensors[block.tensors[f"{name}.weight"]].dtype for name in self.schemes]
-        self.scale_dtype = TORCH_DTYPES[scale_dtype(stored_dtypes[0] if stored_dtypes else "BF16")]
+        self.scale_dtype = TORCH_DTYPES[plan.scale_dtype]
 
     def full_name(self, linear: str) -> str:
         """The checkpoint's name of a linear."""
@@ -119,7 +118,8 @@ class WorkingBlock:
                 seen.extend(calls[:1])
             args, kwargs, reference = seen[0]
             replaced = {f"{n.removeprefix(inside)}.weight": w.to(self.dtype) for n, w in candidate.items()}
-            output = functional_call(scope, weights | replaced, args, kwargs, strict=True)
+            given = dict(scope.named_buffers()) | weights | replaced
+            output = functional_call(scope, given, args, kwargs, strict=True)
             return float((_first(output).float() - _first(reference).float()).square_().sum())
 
         return error

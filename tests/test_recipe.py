@@ -118,6 +118,7 @@ def test_merging_takes_what_is_given() -> None:
         ({"refine": -1}, "`--refine` is -1"),
         ({"device": "gpu"}, "`--device gpu` is no device"),
         ({"device": "cuda:"}, "`--device cuda:` is no device"),
+        ({"device": "cuda:99999999999999999999"}, "is no device"),
         ({"calibration": " "}, "`--calibration` is empty"),
         ({"max_shard_size": "4XB"}, "`4XB` is no size"),
         ({"override": ("q_proj",)}, "override `q_proj`"),
@@ -165,3 +166,12 @@ def test_sizes(size: str, expected: int) -> None:
 def test_what_is_no_size(size: str) -> None:
     with pytest.raises(UsageError, match="is no size"):
         parse_size(size)
+
+
+@pytest.mark.parametrize("text", ["bits: !!int x", "bits: 2001-13-45", "ignore: " + "[" * 5000])
+def test_yaml_that_python_cannot_make_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+
+    with pytest.raises(UsageError, match=r"recipe .* cannot be read"):
+        Recipe.from_yaml(file)

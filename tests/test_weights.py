@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from zoo.models import full_model, rows
 
 import quantkit
 from quantkit.errors import CheckpointError, ResourceError
+from quantkit.inspection import inspect
 from quantkit.weights import WeightSource
 
 Zoo = Callable[..., Path]
@@ -98,6 +100,14 @@ def other_linear(tensors: dict[str, Any], config: dict[str, Any]) -> None:
         tensors[f"{K0}.{leaf}"] = tensors[f"{K0.replace('k_proj', 'q_proj')}.{leaf}"].clone()
 
 
+def twice(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    tensors[f"{K0}.weight"] = torch.zeros(32, 64)
+
+
+def text_for_config(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    config["quantization_config"] = "4bit"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -105,6 +115,8 @@ def other_linear(tensors: dict[str, Any], config: dict[str, Any]) -> None:
         (no_scheme, f"`{K0}` is packed, but `quantization_config` gives it no scheme"),
         (no_scale, f"`{K0}.weight_scale` is missing"),
         (other_group, r"weight_scale` is float16 \[.*\], and the scheme asks for"),
+        (twice, f"`{K0}` is in .* both packed and as"),
+        (text_for_config, "is quantized as `4bit`"),
         (other_linear, rf"`{K0}.weight` is \[64, 64\], and the model has \[32, 64\]"),
     ],
 )
@@ -113,8 +125,10 @@ def test_an_artifact_that_contradicts_itself_is_refused(
 ) -> None:
     path = spoiled(make_artifact("llama", method="rtn"), tmp_path / "m", change)
 
-    with pytest.raises(CheckpointError, match=message):
-        quantkit.load(path, "cpu")
+    for read in (partial(quantkit.load, device="cpu"), partial(quantkit.perplexity, device="cpu"), inspect):
+        with pytest.raises(CheckpointError, match=message) as refused:
+            read(path)
+        assert refused.value.hint
 
 
 def test_a_device_that_is_not_there_is_refused(zoo: Zoo) -> None:

@@ -30,7 +30,7 @@ class Block:
         index: position in the model.
         path: module path in the model, e.g. "model.layers.3".
         module: the block itself, parameters on meta, buffers real.
-        tensors: {parameter name in the block: checkpoint tensor name}.
+        tensors: {parameter name in the block: checkpoint tensor name}, with the buffers that the checkpoint stores.
     """
 
     index: int
@@ -41,7 +41,9 @@ class Block:
     def __call__(self, weights: Weights, hidden: Tensor, call: Call) -> Tensor:
         """Hidden states [B, T, D] after the block, computed with `weights` {parameter name: tensor}."""
         args, kwargs = call
-        output = functional_call(self.module, dict(weights), (hidden, *args), kwargs, strict=True)
+        # its buffers too: `strict`, which tells a forgotten weight, asks for all of them
+        given = dict(self.module.named_buffers()) | dict(weights)
+        output = functional_call(self.module, given, (hidden, *args), kwargs, strict=True)
         return output[0] if isinstance(output, tuple) else output
 
     def linears(self) -> dict[str, nn.Linear]:

@@ -76,7 +76,7 @@ class Prober:
 
     def __init__(self, skeleton: Skeleton, outer: Mapping[str, Tensor]) -> None:
         device = next(iter(outer.values())).device
-        vocabulary = skeleton.model.get_input_embeddings().weight.shape[0]
+        vocabulary = skeleton.vocabulary
         ids = torch.randint(0, vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
         hidden, calls = skeleton.record(outer, ids.to(device))
         self._hidden = hidden.float()

@@ -19,11 +19,11 @@ from quantkit.blocks.block import Block, Call
 from quantkit.blocks.names import match_names
 from quantkit.errors import CheckpointError
 
+# what a model's own code raises over values it did not expect
+_UNRUNNABLE = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 # what transformers raises over a config that makes no model: values missing, of another type, or at odds
-_UNBUILDABLE = (
-    *(ArithmeticError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError),
-    StrictDataclassError,
-)
+_UNBUILDABLE = (*_UNRUNNABLE, ArithmeticError, ImportError, OSError, StrictDataclassError, SyntaxError)
+_CALL = {"use_cache": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,22 @@ class Skeleton:
     blocks: tuple[Block, ...]
     outer: dict[str, str]
     head_dims: tuple[int, int, int]
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    @property
+    def positions(self) -> int | None:
+        """Longest row that the model's table of positions has room for; None where positions are computed."""
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        inputs = self.model.get_input_embeddings()
+        tables = [m.weight for m in self.model.modules() if isinstance(m, nn.Embedding) and m is not inputs]
+        tables += [buffer for buffer in self.model.buffers() if buffer.dim() == 2]
+        # some keep a few rows more, for padding
+        fixed = isinstance(limit, int) and any(limit <= len(table) <= limit + 2 for table in tables)
+        return limit if fixed else None
 
     def embedding(self) -> dict[str, str]:
         """The part of `outer` that stands before the blocks, or beside them: all but the head."""
@@ -85,7 +101,7 @@ class Skeleton:
             entered.clear()
             calls.clear()
             with self._replaced(forward):
-                functional_call(base, weights, (ids,), {"use_cache": False})
+                functional_call(base, weights, (ids,), _CALL)
             return all(hidden.shape == entered[0].shape for hidden in entered)
 
         base = self.model.base_model
@@ -104,7 +120,7 @@ class Skeleton:
 
         def run(forward: Any) -> bool:
             with self._replaced(forward):
-                logits.append(functional_call(self.model, dict(outer), (ids,), {"use_cache": False}).logits)
+                logits.append(functional_call(self.model, dict(outer), (ids,), _CALL).logits)
             return logits[-1].shape[:-1] == ids.shape
 
         _tensor_or_tuple(lambda *_, **__: hidden, run)
@@ -128,9 +144,19 @@ def _tensor_or_tuple(forward: Any, run: Any) -> None:
     try:
         if run(forward):
             return
-    except (IndexError, TypeError, AttributeError):
-        pass
-    run(lambda *args, **kwargs: (forward(*args, **kwargs),))
+    except _UNRUNNABLE as error:  # whatever the model's own code makes of a row where it expects a batch
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+    try:
+        run(lambda *args, **kwargs: (forward(*args, **kwargs),))
+    except _UNRUNNABLE as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:300]
+        raise CheckpointError(
+            f"the model cannot be run block by block: {reason}",
+            "it passes something else than hidden states between its blocks, which is not supported",
+        ) from error
 
 
 class Shaped(Protocol):
@@ -163,16 +189,17 @@ def build_skeleton(
     config = model.config.get_text_config()
     path_of_blocks, modules = _find_blocks(model, config.num_hidden_layers)
     parameters = dict(model.named_parameters())
+    wanted = parameters | _stored_buffers(model)
     stored = _renamed(model, available)
-    tensors = {n: stored[t] for n, t in match_names(parameters, stored, model.base_model_prefix).items()}
-    _require_all(parameters, tensors, available)
+    tensors = {n: stored[t] for n, t in match_names(wanted, stored, model.base_model_prefix).items()}
+    _require_all(parameters, tensors)
+    _require_same(wanted, tensors, available)
 
     prefix = f"{path_of_blocks}."
     blocks = tuple(
-        Block(
-            i, f"{prefix}{i}", module, {name: tensors[f"{prefix}{i}.{name}"] for name, _ in module.named_parameters()}
-        )
+        Block(i, path, module, {n.removeprefix(f"{path}."): t for n, t in tensors.items() if n.startswith(f"{path}.")})
         for i, module in enumerate(modules)
+        for path in [f"{prefix}{i}"]
     )
     outer = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
     return Skeleton(model, blocks, outer, _head_dims(config))
@@ -186,6 +213,7 @@ def _empty_model(path: Path, trust_remote_code: bool) -> Any:
     try:
         logging.set_verbosity_error()
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+        config.return_dict = True  # config.json may say otherwise, and models disagree about what then holds inside
         # a quantized artifact is read by our own formats; its model is the unquantized one
         if hasattr(config, "quantization_config"):
             del config.quantization_config
@@ -217,7 +245,7 @@ def _find_blocks(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
     lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     # lists inside a block (experts, say) can have the same length; the decoder is the outermost one
     outermost = [(n, m) for n, m in lists if not any(n.startswith(f"{other}.") for other, _ in lists)]
-    if len(outermost) != 1:
+    if len(outermost) != 1 or count < 1:
         found = ", ".join(name for name, _ in outermost) or "none"
         raise CheckpointError(
             f"the model has no single list of {count} decoder blocks (found: {found})",
@@ -226,9 +254,13 @@ def _find_blocks(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
     return outermost[0]
 
 
-def _require_all(
-    parameters: Mapping[str, Tensor], tensors: dict[str, str], available: Mapping[str, Shaped | None]
-) -> None:
+def _stored_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers of numbers that a checkpoint may hold; without a tensor they stay as the model makes them."""
+    persistent = model.state_dict().keys()
+    return {n: b for n, b in model.named_buffers() if n in persistent and b.is_floating_point()}
+
+
+def _require_all(parameters: Mapping[str, Tensor], tensors: Mapping[str, str]) -> None:
     missing = [name for name in parameters if name not in tensors]
     if missing:
         raise CheckpointError(
@@ -236,8 +268,18 @@ def _require_all(
             "the checkpoint may store them fused or split in another way than transformers builds them; "
             "re-save it with transformers' save_pretrained, or check that no shard is missing",
         )
+
+
+def _require_same(
+    parameters: Mapping[str, Tensor], tensors: Mapping[str, str], available: Mapping[str, Shaped | None]
+) -> None:
     for name, tensor in tensors.items():
         stored, wanted = available[tensor], list(parameters[name].shape)
+        if isinstance(dtype := getattr(stored, "dtype", None), str) and "F" not in dtype:  # as safetensors names it
+            raise CheckpointError(
+                f"`{tensor}` is {dtype}, and the model has floating-point numbers there",
+                "it may be quantized in a way that is not read here; start from the original checkpoint",
+            )
         if stored is not None and list(stored.shape) != wanted:
             raise CheckpointError(
                 f"`{tensor}` is {list(stored.shape)}, and the model that config.json describes has {wanted}",

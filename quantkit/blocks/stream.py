@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quantkit.blocks.block import Block, Call, Weights
 from quantkit.blocks.skeleton import Skeleton
-from quantkit.errors import NumericalError
+from quantkit.errors import CheckpointError, NumericalError, UsageError
 
 # tokens that go through a block at once; bounds the activations inside it
 BATCH_TOKENS = 2048
@@ -56,7 +56,12 @@ class Stream:
         Args:
             outer: {parameter name: tensor} of everything outside the blocks, in the dtype and on the device of the run.
             reference: keep the full-precision hidden states beside the quantized ones.
+
+        Raises:
+            CheckpointError: a token has no row in the embedding.
+            UsageError: a row is longer than the model's table of positions.
         """
+        _require_room(skeleton, rows)
         device = next(iter(outer.values())).device
         batches = []
         for members in _batches_of(rows):
@@ -98,6 +103,20 @@ class Stream:
         """(row number, hidden states [T, D]) of every row."""
         for batch in self.batches:
             yield from zip(batch.rows, batch.hidden.to(self.device), strict=True)
+
+
+def _require_room(skeleton: Skeleton, rows: Sequence[Tensor]) -> None:
+    highest, longest = max(int(row.max()) for row in rows), max(len(row) for row in rows)
+    if highest >= skeleton.vocabulary:
+        raise CheckpointError(
+            f"the text has token {highest}, and the model's embedding has {skeleton.vocabulary} rows",
+            "the tokenizer may belong to another model",
+        )
+    if (limit := skeleton.positions) is not None and longest > limit:
+        raise UsageError(
+            f"rows of {longest:,} tokens are too long for the model, which has {limit:,} positions",
+            f"use `--seq-len {limit}`, or `--window {limit}` for an evaluation",
+        )
 
 
 def _batches_of(rows: Sequence[Tensor]) -> list[tuple[int, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -55,7 +56,15 @@ def _top(
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    sys.exit(run(sys.argv[1:]))
+    # descriptor 2 may be closed; the next file that is opened would take it, and get torch's warnings
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for name in ("SIGTERM", "SIGHUP"):  # so that what is temporary is removed; `nohup` ignores the second
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+    code = run(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would print what the interpreter was about to free
+    sys.exit(code)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -97,6 +106,8 @@ def _in_our_words(problem: Exception) -> QuantkitError | None:
         return _usage(problem)
     if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(f"no space left for `{problem.filename or 'the output'}`", "free some disk, then repeat")
+    if isinstance(problem, OSError) and problem.errno in (errno.EMFILE, errno.ENFILE):
+        return ResourceError("too many open files", "raise `ulimit -n`, then repeat")
     # by name: torch's own class would have to be imported to be caught
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         return ResourceError("out of memory", "use fewer `--samples` or a shorter `--seq-len`, then repeat")

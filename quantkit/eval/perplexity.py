@@ -21,7 +21,7 @@ from quantkit.checkpoint.hub import resolve_model
 from quantkit.data.corpus import load_corpus
 from quantkit.data.tokens import evaluation_ids, load_tokenizer, serving_prefix
 from quantkit.device import choose_device, choose_dtype, current_rss
-from quantkit.errors import UsageError
+from quantkit.errors import NumericalError, UsageError
 from quantkit.events import BlockDone, Emit, Stage, ignore
 from quantkit.weights import WeightSource
 
@@ -59,19 +59,25 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """exp(nll)."""
-        return math.exp(self.nll)
+        """exp(nll); inf where that is beyond any float."""
+        try:
+            return math.exp(self.nll)
+        except OverflowError:
+            return math.inf
 
     def to_json(self) -> dict[str, Any]:
-        """The result as JSON values."""
-        return asdict(self) | {"perplexity": self.perplexity, "prefix": list(self.prefix)}
+        """The result as JSON values, which know neither nan (the error of one window) nor inf: both become null."""
+        values = asdict(self) | {"perplexity": self.perplexity, "prefix": list(self.prefix)}
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
     def summary(self) -> list[str]:
         """The result in a few lines."""
         start = f"each starts with {list(self.prefix)}" if self.prefix else "no special token is added"
+        known = not math.isnan(self.stderr)  # one window says nothing about the spread
+        errors = (f" ± {self.perplexity * self.stderr:.3f}", f" ± {self.stderr:.4f}") if known else ("", "")
         return [
-            f"perplexity {self.perplexity:.3f} ± {self.perplexity * self.stderr:.3f}  ({self.path})",
-            f"nll {self.nll:.4f} ± {self.stderr:.4f} nats over {self.tokens:,} tokens of {self.data}",
+            f"perplexity {self.perplexity:.3f}{errors[0]}  ({self.path})",
+            f"nll {self.nll:.4f}{errors[1]} nats over {self.tokens:,} tokens of {self.data}",
             f"{self.windows} windows of {self.window}, stride {self.stride}; {start}; {self.dtype} on {self.device}",
         ]
 
@@ -122,12 +128,14 @@ def perplexity(
     for block in skeleton.blocks:
         begun = time.monotonic()
         emit(Stage(block.index, len(skeleton.blocks), "forward"))
-        weights = {n: source.read([tensor], kind)[tensor].to(where) for n, tensor in block.tensors.items()}
+        weights = {n: w.to(where) for n, w in source.read_for(block.module, block.tensors, kind).items()}
         stream.advance(block, weights)
         emit(BlockDone(block.index, len(skeleton.blocks), {}, time.monotonic() - begun, current_rss()))
     losses = torch.zeros(len(rows), dtype=torch.float64)
     for i, hidden in stream.ordered():
         losses[i] = _window_loss(skeleton, outer, hidden, rows[i].to(where), scored[i])
+    if not bool(torch.isfinite(losses).all()):
+        raise NumericalError("the logits are not finite", "look at the weights of the final norm and the head")
     nll, stderr = ratio_estimate(losses, torch.tensor(scored, dtype=torch.float64))
     return Perplexity(
         path=str(path),
@@ -199,7 +207,7 @@ def ratio_estimate(sums: Tensor, counts: Tensor) -> tuple[float, float]:
 def _window_loss(skeleton: Skeleton, outer: dict[str, Tensor], hidden: Tensor, ids: Tensor, scored: int) -> float:
     """Summed loss, nats, of the last `scored` tokens of one window; hidden [T, D], ids [T]."""
     start, stop = len(ids) - scored - 1, len(ids) - 1  # the states that predict them
-    vocabulary = skeleton.model.get_input_embeddings().weight.shape[0]
+    vocabulary = skeleton.vocabulary
     step = max(1, _LOGITS // vocabulary)
     total = 0.0
     for k in range(start, stop, step):

@@ -139,8 +139,9 @@ class CompressedTensors:
 
     def _shape(self, name: str, tensors: Mapping[str, Tensor], expected: tuple[int, int] | None) -> tuple[int, int]:
         """Read [N, K] from `weight_shape`; packing alone does not tell K."""
-        stored = _tensor(name, SHAPE, tensors).flatten().tolist()
-        if len(stored) != 2 or min(stored) < 1:
+        tensor = _tensor(name, SHAPE, tensors)
+        stored = tensor.flatten().tolist()
+        if len(stored) != 2 or tensor.is_floating_point() or min(stored) < 1:
             raise CheckpointError(f"`{name}.{SHAPE}` holds {stored}, not [out_features, in_features]")
         shape = (int(stored[0]), int(stored[1]))
         if expected is not None and shape != tuple(expected):

@@ -55,11 +55,11 @@ def read_config(config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
     """
     _check_whole(config)
     targets: dict[str, Scheme] = {}
-    for key, group in (config.get("config_groups") or {}).items():
+    for key, group in _typed(config, "config_groups", dict).items():
         scheme = _read_group(key, group, config.get("format"))
-        targets.update(dict.fromkeys(group.get("targets") or (), scheme))
+        targets.update(dict.fromkeys(_names(group, "targets"), scheme))
     # a mixture of experts has tens of thousands of names: only patterns are tried one by one
-    ignored = frozenset(config.get("ignore") or ())
+    ignored = frozenset(_names(config, "ignore"))
     ignored_patterns = [_compiled(each) for each in ignored if each.startswith(_REGEX)]
     patterns = [(_compiled(target), scheme) for target, scheme in targets.items() if target.startswith(_REGEX)]
 
@@ -129,6 +129,23 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         raise CheckpointError(f"quantization_config: `{pattern}` is not a regular expression: {problem}") from None
 
 
+def _typed(config: Mapping[str, Any], key: str, kind: type) -> Any:
+    """The value of a key, empty where it is missing or null."""
+    value = config.get(key)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise CheckpointError(f"quantization_config: `{key}` is {value!a:.80}, not a {kind.__name__}", _HINT)
+    return value
+
+
+def _names(config: Mapping[str, Any], key: str) -> list[str]:
+    names: list[str] = _typed(config, key, list)
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise CheckpointError(f"quantization_config: `{key}` holds {odd[0]!a:.80}, which is no name", _HINT)
+    return names
+
+
 def _check_whole(config: Mapping[str, Any]) -> None:
     if config.get("quant_method", "compressed-tensors") != "compressed-tensors":
         raise CheckpointError(f"quantization_config: quant_method `{config['quant_method']}` is not compressed-tensors")
@@ -136,10 +153,10 @@ def _check_whole(config: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"quantization_config: status `{config['quantization_status']}`, so the weights are not packed"
         )
-    sparsity = config.get("sparsity_config") or {}
+    sparsity = _typed(config, "sparsity_config", dict)
     if sparsity.get("format", "dense") != "dense":
         raise CheckpointError(f"quantization_config: sparse weights (`{sparsity['format']}`) cannot be read", _HINT)
-    if (config.get("transform_config") or {}).get("config_groups"):
+    if _typed(config, "transform_config", dict).get("config_groups"):
         raise CheckpointError("quantization_config: rotated weights (`transform_config`) cannot be read", _HINT)
 
 
@@ -174,6 +191,8 @@ def _refusals(group: Mapping[str, Any], weights: Mapping[str, Any]) -> Iterator[
         yield f"has actorder `{weights['actorder']}`, whose groups are not consecutive"
     if group.get("input_activations") or group.get("output_activations"):
         yield "quantizes activations, and only weights are read"
+    if not isinstance(weights.get("symmetric", True), bool):
+        yield f"has `symmetric` {weights['symmetric']!a}, which is neither true nor false"
     size, strategy = weights.get("group_size"), weights.get("strategy")
     if strategy not in (None, "group", "channel") or (strategy != "channel" and not isinstance(size, int)):
         yield f"has strategy `{strategy}` with group size {size}, and only `group` and `channel` are read"

@@ -277,6 +277,7 @@ class OutOfMemoryError(RuntimeError):
         (NumericalError("no"), 2, "error: no\n"),
         (ResourceError("no disk"), 3, "error: no disk\n"),
         (OSError(28, "No space left on device", "x/y"), 3, "error: no space left for `x/y`\n"),
+        (OSError(24, "Too many open files", "x"), 3, "error: too many open files\n\nhint: raise `ulimit -n`"),
         (MemoryError(), 3, "error: out of memory\n"),
         (OutOfMemoryError("CUDA"), 3, "error: out of memory\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n\nhint: repeat the same command"),

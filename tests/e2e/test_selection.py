@@ -12,7 +12,8 @@ from zoo.artifacts import bits_of, changed, packed_linears, read_all, read_confi
 from zoo.models import rows
 
 import quantkit
-from quantkit.errors import UnsupportedScheme, UsageError
+from quantkit.errors import ResourceError, UnsupportedScheme, UsageError
+from quantkit.pipeline import quantize
 from quantkit.plan import make_plan
 from quantkit.recipe import Recipe
 
@@ -136,6 +137,22 @@ def test_a_group_size_that_divides_nothing(zoo: Zoo, size: int) -> None:
         make_plan(Recipe(group_size=size), str(zoo("llama")))
     with pytest.raises(UsageError, match="nothing is left to quantize"):
         make_plan(Recipe(group_size=size, indivisible="keep"), str(zoo("llama")))
+
+
+def test_a_width_that_no_group_size_helps(zoo: Zoo) -> None:
+    path = str(zoo("llama", intermediate_size=100))
+
+    with pytest.raises(UnsupportedScheme, match=r"2 linears do not fit: `\*\.down_proj`") as refused:
+        make_plan(Recipe(group_size=64), path)
+    assert "--group-size" not in refused.value.hint and "--indivisible keep" in refused.value.hint
+    with pytest.raises(UnsupportedScheme, match="100 output features") as refused:
+        make_plan(Recipe(group_size=-1, symmetric=False, ignore=("down_proj",)), path)
+    assert "--group-size" not in refused.value.hint and "--symmetric" in refused.value.hint
+
+
+def test_an_output_name_that_no_file_system_takes(zoo: Zoo) -> None:
+    with pytest.raises(ResourceError, match="cannot be written: File name too long"):
+        quantize(Recipe(group_size=32), str(zoo("llama")), Path("x" * 300))
 
 
 def test_zero_points_that_fill_no_word_are_refused_and_kept(zoo: Zoo) -> None:

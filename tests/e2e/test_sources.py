@@ -16,6 +16,7 @@ from zoo.models import full_model, rows
 
 import quantkit
 from quantkit.cli.app import run
+from quantkit.events import Note
 from quantkit.pipeline import quantize
 from quantkit.recipe import Recipe
 
@@ -166,6 +167,76 @@ def test_one_short_row_is_enough(zoo: Zoo, tmp_path: Path) -> None:
     assert torch.isfinite(quantkit.load(tmp_path / "out", "cpu")(IDS).logits).all()
 
 
+def test_weights_of_several_dtypes_share_the_dtype_of_the_scales(
+    source: Path, calibration: Path, tmp_path: Path
+) -> None:
+    weight = load_file(source / "model.safetensors")["model.layers.0.mlp.down_proj.weight"]
+    edit(source, **{"model.layers.0.mlp.down_proj.weight": weight.float()})
+
+    quantize(Recipe(group_size=32, calibration=str(calibration), dtype="float32"), str(source), tmp_path / "out")
+
+    tensors = read_all(tmp_path / "out")
+    assert {tensors[f"{linear}.weight_scale"].dtype for linear in packed_linears(tensors)} == {torch.bfloat16}
+
+
+def test_weights_too_small_for_the_scales_are_told(source: Path, calibration: Path, tmp_path: Path) -> None:
+    name = "model.layers.1.self_attn.v_proj"
+    weight = load_file(source / "model.safetensors")[f"{name}.weight"]
+    edit(source, **{f"{name}.weight": (weight.float() * 1e-5).half()})
+    notes: list[Note] = []
+
+    quantize(
+        Recipe(group_size=32, calibration=str(calibration), dtype="float32"),
+        str(source),
+        tmp_path / "out",
+        emit=lambda event: notes.append(event) if isinstance(event, Note) else None,
+    )
+
+    assert [note.message.split(" of its")[0] for note in notes if "lost" in note.message] == [f"{name} lost 100%"]
+
+
+def test_a_name_with_a_superscript_is_a_name(source: Path, calibration: Path, tmp_path: Path) -> None:
+    edit(source, **{"x.²": torch.zeros(2)})
+
+    quantize(Recipe(method="rtn", group_size=32, calibration=str(calibration)), str(source), tmp_path / "out")
+
+    assert "x.²" in read_all(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("apertus", {}),  # activations with buffers that the checkpoint stores
+        ("gpt_neo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}),  # takes tuples
+    ],
+)
+def test_models_with_ways_of_their_own(
+    zoo: Zoo, calibration: Path, tmp_path: Path, architecture: str, changes: dict[str, Any]
+) -> None:
+    path = zoo(architecture, **changes)
+    recipe = Recipe(method="awq+gptq", bits=8, group_size=32, calibration=str(calibration), dtype="float32")
+
+    quantize(recipe, str(path), tmp_path / "out")
+
+    with torch.no_grad():
+        expected, loaded = full_model(path)(IDS).logits, quantkit.load(tmp_path / "out", "cpu", dtype=torch.float32)
+        assert torch.dist(loaded(IDS).logits, expected) < 0.05 * expected.norm()
+
+
+def test_stored_buffers_are_used(zoo: Zoo, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(zoo("apertus"), tmp_path / "source"))
+    edit(path, **{"model.layers.0.mlp.act_fn.beta": torch.tensor(3.0)})
+    file = tmp_path / "ids.jsonl"
+    file.write_text(json.dumps({"input_ids": IDS[0].tolist()}))
+
+    with torch.no_grad():
+        loaded = quantkit.load(path, "cpu", dtype=torch.float32)(IDS).logits
+        nll = torch.nn.functional.cross_entropy(loaded[0, :-1], IDS[0, 1:]).item()
+        assert torch.allclose(loaded, full_model(path)(IDS).logits, atol=1e-4)
+    assert quantkit.perplexity(path, data=str(file), device="cpu").nll == pytest.approx(nll, rel=1e-5)
+    assert quantkit.perplexity(zoo("apertus"), data=str(file), device="cpu").nll != pytest.approx(nll, rel=1e-3)
+
+
 def truncated(path: Path) -> None:
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
@@ -203,6 +274,14 @@ def other_shape(path: Path) -> None:
     edit(path, **{"model.layers.1.mlp.up_proj.weight": torch.randn(96, 32).half()})
 
 
+def larger_tower(path: Path) -> None:
+    edit(path, **{f"vision.blocks.{i}.proj.weight": torch.randn(512, 512) for i in range(2)})
+
+
+def padding_outside(path: Path) -> None:
+    edit_config(path, pad_token_id=9999)
+
+
 def no_tokenizer(path: Path) -> None:
     for file in path.glob("tokenizer*"):
         file.unlink()
@@ -221,6 +300,8 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no tokenizer": (no_tokenizer, "tokenizer"),
     "unknown model": (lambda path: edit_config(path, model_type="nothing_like_it"), "nothing_like_it"),
     "quantized": (lambda path: edit_config(path, quantization_config={"quant_method": "gptq"}), "gptq"),
+    "another list as long": (larger_tower, "vision.blocks.0.proj"),
+    "padding": (padding_outside, "Padding_idx"),
     "more layers": (lambda path: edit_config(path, num_hidden_layers=3), "3 blocks"),
     "other vocabulary": (lambda path: edit_config(path, vocab_size=64), "model.embed_tokens.weight"),
 }

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,16 @@ from transformers import AutoTokenizer
 from zoo.models import VOCABULARY, full_model, prose
 
 import quantkit
-from quantkit.errors import UsageError
+from quantkit.errors import CheckpointError, NumericalError, UsageError
 from quantkit.eval.perplexity import Perplexity, cut_windows, perplexity, ratio_estimate
 
 Zoo = Callable[..., Path]
 Make = Callable[..., Any]
+WITH_POSITIONS: dict[str, dict[str, int]] = {
+    "opt": {},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
+    "gptj": {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8},
+}
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +146,58 @@ def test_the_result_says_what_it_is(zoo: Zoo, text: Path) -> None:
     assert value["window"] == value["stride"] == 16 and value["prefix"] == [] and len(value["digest"]) == 64
     assert f"perplexity {found.perplexity:.3f} ± " in found.summary()[0]
     assert "no special token is added" in found.summary()[2]
+
+
+def no_constant(name: str) -> Any:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_one_window_has_no_spread_and_its_json_is_valid(zoo: Zoo, text: Path) -> None:
+    found = measured(zoo("llama"), text, max_tokens=20)
+
+    value = json.loads(json.dumps(found.to_json()), parse_constant=no_constant)
+    assert found.windows == 1 and value["stderr"] is None and value["nll"] == found.nll
+    assert not any("nan" in line or "±" in line for line in found.summary())
+
+
+def test_a_perplexity_beyond_any_float_is_infinite(zoo: Zoo, text: Path) -> None:
+    found = replace(measured(zoo("llama"), text, max_tokens=20), nll=1e4)
+
+    assert found.perplexity == math.inf and "perplexity inf" in found.summary()[0]
+    assert json.loads(json.dumps(found.to_json()), parse_constant=no_constant)["perplexity"] is None
+
+
+def test_logits_that_are_not_finite_are_no_result(zoo: Zoo, text: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(zoo("llama"), tmp_path / "m"))
+    tensors = load_file(path / "model.safetensors")
+    tensors["lm_head.weight"][5] = math.inf
+    save_file(tensors, path / "model.safetensors")
+
+    with pytest.raises(NumericalError, match="logits are not finite"):
+        measured(path, text, max_tokens=20)
+
+
+def test_tokens_beyond_the_embedding_are_refused(zoo: Zoo, text: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"token \d+, and the model's embedding has 50 rows"):
+        measured(zoo("llama", vocab_size=50), text, window=16)
+
+
+@pytest.mark.parametrize("architecture", ["opt", "gpt2", "gptj"])
+def test_a_window_longer_than_the_table_of_positions_is_refused(zoo: Zoo, text: Path, architecture: str) -> None:
+    path = zoo(architecture, **WITH_POSITIONS[architecture])
+
+    assert measured(path, text, window=64).windows > 1
+    with pytest.raises(UsageError, match=r"rows of 65 tokens are too long .* 64 positions") as refused:
+        measured(path, text, window=65)
+    assert "--window 64" in refused.value.hint
+
+
+def test_a_config_that_asks_for_tuples_changes_nothing(zoo: Zoo, text: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(zoo("llama"), tmp_path / "m"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"return_dict": False}))
+
+    assert measured(path, text, window=16).nll == measured(zoo("llama"), text, window=16).nll
 
 
 def test_one_event_a_block(zoo: Zoo, text: Path) -> None:

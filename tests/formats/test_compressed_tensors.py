@@ -221,6 +221,7 @@ def test_group_index_is_refused_both_ways() -> None:
         ("weight_scale", torch.zeros(8, 4, dtype=torch.bfloat16), r"`x.weight_scale` is bfloat16 \[8, 4\]"),
         ("weight_scale", torch.zeros(8, 2, dtype=torch.int32), "not a 16-bit float"),
         ("weight_zero_point", torch.zeros(8, 2, dtype=torch.int32), r"asks for int32 \[1, 2\]"),
+        ("weight_shape", torch.tensor([8.0, torch.nan]), "not .out_features, in_features."),
         ("weight_shape", torch.tensor([8, 16, 1]), "not .out_features, in_features."),
         ("weight_shape", torch.tensor([8, 12]), "12 input features, no multiple of 8"),
     ],

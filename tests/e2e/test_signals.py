@@ -1,0 +1,43 @@
+"""A run that is told to stop, in whichever way, says so and leaves nothing behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Zoo = Callable[..., Path]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_in_the_middle_leaves_nothing(zoo: Zoo, calibration: Path, tmp_path: Path, name: str) -> None:
+    place = tmp_path / "place"
+    command = [sys.executable, "-m", "quantkit", "quantize", str(zoo("llama", num_hidden_layers=48))]
+    options = [
+        "-o",
+        str(place / "out"),
+        "--group-size",
+        "32",
+        "--method",
+        "awq+gptq",
+        "--calibration",
+        str(calibration),
+    ]
+    place.mkdir()
+
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not any(place.iterdir()) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(getattr(signal, name))
+        out, err = process.communicate(timeout=60)
+
+    assert process.returncode == 130 and out == ""
+    assert "error: interrupted" in err and "Traceback" not in err
+    assert list(place.iterdir()) == []
