@@ -64,6 +64,7 @@ def main() -> None:
             signal.signal(number, signal.default_int_handler)
     code = run(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would print what the interpreter was about to free
+    exec("")  # clears CPython's note of an interrupt inside another `exec`, for which it would kill itself at exit
     sys.exit(code)
 
 
