@@ -7,10 +7,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 Zoo = Callable[..., Path]
+
+
+def _heed() -> None:
+    """Undo what a shell does to background jobs and `nohup` to everything: their children ignore these signals."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
@@ -30,7 +37,8 @@ def test_a_signal_in_the_middle_leaves_nothing(zoo: Zoo, calibration: Path, tmp_
     ]
     place.mkdir()
 
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, *options], **pipes, preexec_fn=_heed) as process:
         assert process.stderr is not None
         # Python drops an interrupt that falls into a callback of its garbage collector, as while modules are imported
         assert any(line.startswith("block 1/") for line in process.stderr)
