@@ -38,7 +38,7 @@ def test_a_signal_in_the_middle_leaves_nothing(zoo: Zoo, calibration: Path, tmp_
     place.mkdir()
 
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*command, *options], **pipes, preexec_fn=_heed) as process:
+    with subprocess.Popen([*command, *options], **pipes, preexec_fn=_heed) as process:  # noqa: PLW1509  # no threads here
         assert process.stderr is not None
         # Python drops an interrupt that falls into a callback of its garbage collector, as while modules are imported
         assert any(line.startswith("block 1/") for line in process.stderr)
