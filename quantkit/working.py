@@ -108,18 +108,19 @@ class WorkingBlock:
             return None
         scope = self.block.module.get_submodule(group.scope)
         inside = f"{group.scope}."
-        weights = {n.removeprefix(inside): w for n, w in self.compute().items() if n.startswith(inside)}
+        weights: dict[str, Tensor] = dict(scope.named_buffers())
         seen: list[Any] = []
 
         def error(candidate: Mapping[str, Tensor]) -> float:
             if not seen:  # only methods that ask for the loss pay for it
+                whole = self.compute()
+                weights.update({n.removeprefix(inside): w for n, w in whole.items() if n.startswith(inside)})
                 with captured(self.block.module, group.scope) as calls:
-                    self.block(self.compute(), *next(stream.inputs(self.block)))
+                    self.block(whole, *next(stream.inputs(self.block)))
                 seen.extend(calls[:1])
             args, kwargs, reference = seen[0]
             replaced = {f"{n.removeprefix(inside)}.weight": w.to(self.dtype) for n, w in candidate.items()}
-            given = dict(scope.named_buffers()) | weights | replaced
-            output = functional_call(scope, given, args, kwargs, strict=True)
+            output = functional_call(scope, weights | replaced, args, kwargs, strict=True)
             return float((_first(output).float() - _first(reference).float()).square_().sum())
 
         return error
