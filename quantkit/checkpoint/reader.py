@@ -80,10 +80,6 @@ class Checkpoint:
         """Return a sha256 over config.json, all headers and all file sizes, but not over the data: it is cheap."""
         return self.fingerprint
 
-    def with_prefix(self, prefix: str) -> list[str]:
-        """Return the names that start with `prefix`, sorted; end it with a dot to mean a module."""
-        return [name for name in self.tensors if name.startswith(prefix)]
-
     def info(self, name: str) -> TensorInfo:
         """Return where a tensor lies. Raises CheckpointError for a name that the checkpoint lacks."""
         if name not in self.tensors:
