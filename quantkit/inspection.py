@@ -14,7 +14,7 @@ from quantkit.blocks.skeleton import Skeleton, build_skeleton
 from quantkit.checkpoint.hub import resolve_model
 from quantkit.events import Emit, ignore
 from quantkit.group import LinearGroup
-from quantkit.plan import gigabytes
+from quantkit.units import gigabytes
 from quantkit.weights import WeightSource
 
 

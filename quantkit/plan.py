@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 
 from quantkit.checkpoint.hub import resolve_model
 from quantkit.checkpoint.layout import TensorSpec
+from quantkit.checkpoint.linears import find_blocks, linear_shapes, natural
 from quantkit.checkpoint.reader import Checkpoint, require_quantizable
 from quantkit.errors import CheckpointError, UnsupportedScheme, UsageError
 from quantkit.events import Emit, Fallback, ignore
@@ -19,10 +19,10 @@ from quantkit.formats import FORMATS
 from quantkit.patterns import assign
 from quantkit.recipe import Recipe
 from quantkit.scheme import Scheme, legal_groups
+from quantkit.units import gigabytes
 
 ALWAYS_KEPT = ("lm_head",)
 SERVED_GROUPS = (128, 64, 32)
-_INDEXED = re.compile(r"^(.+?)\.(\d+)\.(.+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Plan:
         """Every tensor of the artifact, in the order of the source's names."""
         fmt, packed = FORMATS[self.recipe.format], self.packed
         specs: list[TensorSpec] = []
-        for name in sorted(self.source.tensors, key=_natural):
+        for name in sorted(self.source.tensors, key=natural):
             info, linear = self.source.tensors[name], name.removesuffix(".weight")
             if linear in packed and name != linear:
                 parts = fmt.specs(linear, packed[linear], self.shapes[linear], self.scale_dtype)
@@ -156,11 +156,7 @@ def make_plan(recipe: Recipe, model: str, out: Path | None = None, emit: Emit = 
     if out is not None and os.path.exists(out) and out.resolve() == source.path.resolve():
         raise UsageError(f"`{out}` is the source", "choose another output folder")
     prefix, count = find_blocks(source)
-    shapes = {
-        name.removesuffix(".weight"): (info.shape[0], info.shape[1])
-        for name, info in sorted(source.tensors.items(), key=lambda item: _natural(item[0]))
-        if name.startswith(prefix) and name.endswith(".weight") and len(info.shape) == 2
-    }
+    shapes = linear_shapes(source, prefix)
     schemes = assign(list(shapes), recipe.scheme, recipe.ignore, recipe.overrides, ALWAYS_KEPT)
     schemes = {name: schemes[name] for name in shapes}
     schemes, fallbacks = _fit(recipe, shapes, schemes)
@@ -171,39 +167,6 @@ def make_plan(recipe: Recipe, model: str, out: Path | None = None, emit: Emit = 
     memory = _memory(recipe, source, prefix, shapes)
     name = Path(model).resolve().name if Path(model).exists() else model
     return Plan(recipe, source, count, shapes, schemes, fallbacks, memory, out, name)
-
-
-def find_blocks(source: Checkpoint) -> tuple[str, int]:
-    """Name prefix and number of the decoder blocks: the numbered list as long as the config says.
-
-    Raises:
-        CheckpointError: the config has no number of layers, or no list of tensors has that many members.
-    """
-    text = source.config.get("text_config")
-    config = source.config | text if isinstance(text, dict) else source.config
-    count = next((config[k] for k in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if k in config), None)
-    if not isinstance(count, int) or count < 1:
-        raise CheckpointError("config.json does not say how many layers the model has", "add `num_hidden_layers`")
-    members: dict[str, set[int]] = {}
-    matrices: dict[str, int] = {}
-    for name, info in source.tensors.items():
-        if found := _INDEXED.match(name):
-            members.setdefault(found[1], set()).add(int(found[2]))
-            matrices[found[1]] = matrices.get(found[1], 0) + info.nbytes
-    fitting = [prefix for prefix, seen in members.items() if seen >= set(range(count))]
-    if not fitting:
-        longest = max(members.items(), key=lambda item: len(item[1]), default=("", set()))
-        raise CheckpointError(
-            f"no list of tensors in `{source.path}` has the {count} blocks that config.json names"
-            + (f"; `{longest[0]}` has {len(longest[1])}" if longest[1] else ""),
-            "a shard may be missing, or the config may belong to another model",
-        )
-    return f"{max(fitting, key=lambda prefix: matrices[prefix])}.", count
-
-
-def gigabytes(size: int) -> str:
-    """A size for people: 1.2 GB, or MB below one."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def _fit(
@@ -296,8 +259,3 @@ def _existing(path: Path) -> Path:
 def _kept_names(plan: Plan) -> str:
     kept = [name for name, scheme in plan.schemes.items() if scheme is None]
     return f", {len(kept)} linears among them ({', '.join(kept[:3])}{', …' if len(kept) > 3 else ''})" if kept else ""
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort key that puts block 2 before block 10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]

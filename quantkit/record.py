@@ -19,8 +19,9 @@ from quantkit.group import LinearGroup
 from quantkit.ops.affine import dequantize
 from quantkit.ops.linalg import output_error
 from quantkit.ops.stats import InputStats
-from quantkit.plan import Plan, gigabytes
+from quantkit.plan import Plan
 from quantkit.qweight import QuantizedWeight
+from quantkit.units import gigabytes
 
 FORMAT_VERSION = 1
 # output rows that a linear's error is taken over, evenly spaced: all of them would cost as much as the rounding itself

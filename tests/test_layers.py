@@ -12,7 +12,7 @@ import quantkit
 
 ROOT = Path(quantkit.__file__).parent
 ROWS: tuple[tuple[str, ...], ...] = (  # lowest first
-    ("errors", "events"),
+    ("errors", "events", "units"),
     ("scheme",),
     ("patterns",),
     ("recipe",),
@@ -21,9 +21,10 @@ ROWS: tuple[tuple[str, ...], ...] = (  # lowest first
     ("methods", "formats", "engines"),
     ("checkpoint", "blocks", "data", "kernels"),
     ("weights",),
-    ("plan", "runtime", "convert", "fit"),
+    ("check", "fit", "convert", "verify", "runtime"),
+    ("plan",),
     ("record", "working", "inspection"),
-    ("pipeline", "eval", "verify"),
+    ("pipeline", "eval"),
     ("report",),
     ("cli",),
 )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import QuantkitError
 from quantkit.events import BlockDone, Emit, Event, Fallback, Note, Stage
+from quantkit.units import gigabytes
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -171,11 +172,6 @@ def block_line(unit: str, event: BlockDone) -> str:
         mean = sum(event.errors.values()) / len(event.errors)
         parts += [f"error {mean:.4f}", f"max {event.errors[worst]:.4f} ({worst.rpartition('.')[2]})"]
     return "  ".join([*parts, f"{event.seconds:.1f} s", f"rss {gigabytes(event.rss)}"])
-
-
-def gigabytes(size: int) -> str:
-    """Write bytes as gigabytes."""
-    return f"{size / 1e9:.1f} GB"
 
 
 def duration(seconds: float) -> str:

@@ -19,6 +19,11 @@ TensorSpec = tuple[str, tuple[int, ...]]
 """A safetensors dtype string such as "I32" or "BF16", and a shape."""
 
 
+def stored_dtype(fmt: Format, dtype: str) -> str:
+    """Safetensors dtype in which a format stores scales that were rounded to `dtype`."""
+    return dtype if dtype in fmt.scale_dtypes else fmt.scale_dtypes[0]
+
+
 class Format(Protocol):
     """One on-disk layout. N out_features, K in_features, G groups."""
 
@@ -28,10 +33,17 @@ class Format(Protocol):
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Tensor names it owns, after the module's name and a dot."""
+        """Tensor names it owns, after the module's name and a dot; the first holds the codes."""
 
-    def check(self, scheme: Scheme, shape: tuple[int, int]) -> None:
+    @property
+    def scale_dtypes(self) -> tuple[str, ...]:
+        """Safetensors dtypes that its scales may have."""
+
+    def check(self, scheme: Scheme, shape: tuple[int, int], *, least_zero: int = 0) -> None:
         """Accept a weight [N, K] under a scheme, from shapes alone.
+
+        Args:
+            least_zero: no zero point will be smaller; 0 where they are not known yet.
 
         Raises:
             UnsupportedScheme: engines that read this format could not load the result.
@@ -41,11 +53,16 @@ class Format(Protocol):
         """List exactly the tensors that `pack` will return for the linear `name`.
 
         Args:
-            scale_dtype: safetensors dtype of the scales, "F16" or "BF16".
+            scale_dtype: safetensors dtype of the scales, one of `scale_dtypes`.
         """
 
     def pack(self, name: str, q: QuantizedWeight) -> dict[str, Tensor]:
-        """Lay a quantized weight out as named tensors, keyed by full tensor name."""
+        """Lay a quantized weight out as named tensors, keyed by full tensor name.
+
+        Raises:
+            UnsupportedScheme: this layout cannot say what the weight holds.
+            ValueError: the scale has a dtype that is none of `scale_dtypes`.
+        """
 
     def unpack(
         self, name: str, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int] | None = None
@@ -59,12 +76,22 @@ class Format(Protocol):
             CheckpointError: a tensor is missing, or has another dtype or shape than the scheme gives it.
         """
 
-    def config(self, schemes: Mapping[str, Scheme | None]) -> dict[str, Any]:
+    def config(self, schemes: Mapping[str, Scheme | None], *, fp8_cache: bool = False) -> dict[str, Any]:
         """Write the `quantization_config` of a model.
 
         Args:
             schemes: every linear of the model by full checkpoint name; None means kept in 16 bit.
+            fp8_cache: the checkpoint holds scales of an FP8 KV cache.
+
+        Raises:
+            UnsupportedScheme: it cannot describe these schemes beside each other.
         """
+
+    def files(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Further JSON files that readers of this format expect, {name: content}, from what `config` returned."""
+
+    def cache_specs(self, attention: str) -> dict[str, TensorSpec]:
+        """Tensors of the scales of K and of V, in this order, of one attention module; empty where it has no place."""
 
     def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
         """Read a `quantization_config`, also another tool's, as a function from a linear's name to its scheme.

@@ -1,0 +1,8 @@
+"""`quantkit convert`."""
+
+from __future__ import annotations
+
+
+def convert() -> int:
+    """Not there yet."""
+    raise NotImplementedError

@@ -1,0 +1,8 @@
+"""`quantkit fit`."""
+
+from __future__ import annotations
+
+
+def fit() -> int:
+    """Not there yet."""
+    raise NotImplementedError
