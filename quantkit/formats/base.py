@@ -29,7 +29,7 @@ class Format(Protocol):
 
     @property
     def name(self) -> str:
-        """The name users type, and the `quant_method` engines read."""
+        """The name users type, and the `quant_method` that engines read."""
 
     @property
     def suffixes(self) -> tuple[str, ...]:
@@ -88,10 +88,18 @@ class Format(Protocol):
         """
 
     def files(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Further JSON files that readers of this format expect, {name: content}, from what `config` returned."""
+        """Write further JSON files that readers of this format expect, {name: content}.
+
+        Args:
+            config: what `config` returned.
+        """
 
     def cache_specs(self, attention: str) -> dict[str, TensorSpec]:
-        """Tensors of the scales of K and of V, in this order, of one attention module; empty where it has no place."""
+        """List the scales of an FP8 cache, of K and then of V; nothing where the format has no place for them.
+
+        Args:
+            attention: full name of an attention module.
+        """
 
     def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
         """Read a `quantization_config`, also another tool's, as a function from a linear's name to its scheme.

@@ -18,6 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import CheckpointError, UnsupportedScheme
 from quantkit.formats.base import TensorSpec
+from quantkit.formats.common import (
+    expect,
+    groups_of,
+    require_groups,
+    require_multiple,
+    require_packable,
+    require_scale_dtype,
+    require_shape,
+    stored,
+    words,
+)
 from quantkit.formats.compressed_tensors_config import read_config, write_config
 from quantkit.scheme import Scheme
 
@@ -27,7 +38,6 @@ if TYPE_CHECKING:
     from quantkit.qweight import QuantizedWeight
 
 PACKED, SCALE, SHAPE, ZERO_POINT = "weight_packed", "weight_scale", "weight_shape", "weight_zero_point"
-_SCALE_DTYPES = ("F16", "BF16", "F32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +46,18 @@ class CompressedTensors:
 
     name: str = "compressed-tensors"
     suffixes: tuple[str, ...] = (PACKED, SCALE, SHAPE, ZERO_POINT)
+    scale_dtypes: tuple[str, ...] = ("BF16", "F16", "F32")
 
-    def check(self, scheme: Scheme, shape: tuple[int, int]) -> None:
-        """Accept a weight [N, K] that engines can load.
+    def check(self, scheme: Scheme, shape: tuple[int, int], *, least_zero: int = 0) -> None:
+        """Accept a weight [N, K] that engines can load; any zero point has a place.
 
         Raises:
             UnsupportedScheme: groups do not tile K, or codes do not fill whole words.
         """
         rows, columns = shape
         codes = 32 // scheme.bits
-        if not scheme.fits(columns):
-            usual = next((f"pass `--group-size {size}`, or " for size in (128, 64, 32) if columns % size == 0), "")
-            raise UnsupportedScheme(
-                f"{columns:,} input features are not a multiple of group size {scheme.group_size}",
-                f"{usual}choose with `--indivisible` what happens to such linears",
-            )
-        if columns % codes:
-            raise UnsupportedScheme(
-                f"{columns:,} input features are not a multiple of {codes}, the {scheme.bits}-bit codes in a word",
-                "keep this linear in 16 bit with `--ignore`",
-            )
+        require_groups(scheme, columns)
+        require_multiple(columns, codes, "input", f"the {scheme.bits}-bit codes in a word")
         if not scheme.symmetric and rows % codes:
             raise UnsupportedScheme(
                 f"{rows:,} output features are not a multiple of {codes}, the {scheme.bits}-bit zero points in a word",
@@ -64,17 +66,16 @@ class CompressedTensors:
 
     def specs(self, name: str, scheme: Scheme, shape: tuple[int, int], scale_dtype: str) -> dict[str, TensorSpec]:
         """List the tensors of a linear: name -> (safetensors dtype, shape)."""
-        if scale_dtype not in _SCALE_DTYPES:
-            raise ValueError(f"scale_dtype is {scale_dtype!r}, and must be one of {_SCALE_DTYPES}")
+        require_scale_dtype(scale_dtype, self.scale_dtypes)
         rows, columns = shape
-        groups = columns // scheme.group(columns)
+        groups = groups_of(scheme, columns)
         found: dict[str, TensorSpec] = {
-            f"{name}.{PACKED}": ("I32", (rows, _words(columns, scheme.bits))),
+            f"{name}.{PACKED}": ("I32", (rows, words(columns, scheme.bits))),
             f"{name}.{SCALE}": (scale_dtype, (rows, groups)),
             f"{name}.{SHAPE}": ("I64", (2,)),
         }
         if not scheme.symmetric:
-            found[f"{name}.{ZERO_POINT}"] = ("I32", (_words(rows, scheme.bits), groups))
+            found[f"{name}.{ZERO_POINT}"] = ("I32", (words(rows, scheme.bits), groups))
         return found
 
     def pack(self, name: str, q: QuantizedWeight) -> dict[str, Tensor]:
@@ -82,16 +83,14 @@ class CompressedTensors:
 
         Raises:
             UnsupportedScheme: its groups are not consecutive.
-            ValueError: it is symmetric and a zero point is not in the middle, which this layout cannot say.
+            ValueError: the scale is no float of 16 or 32 bits, or a symmetric weight has a zero point that is not in
+                the middle, which this layout cannot say.
         """
         import torch
 
         from quantkit.ops.pack import pack_int32
 
-        if q.g_idx is not None:
-            raise UnsupportedScheme(f"`{name}` has a group index, which engines no longer load in this format")
-        if q.scheme.symmetric and bool((q.zero_point != q.scheme.midpoint).any()):
-            raise ValueError(f"`{name}` is symmetric with a zero point other than {q.scheme.midpoint}")
+        require_packable(name, q, self.scale_dtypes)
         found = {
             f"{name}.{PACKED}": pack_int32(q.codes, q.scheme.bits),
             f"{name}.{SCALE}": q.scale.contiguous(),
@@ -112,62 +111,45 @@ class CompressedTensors:
 
         if f"{name}.weight_g_idx" in tensors:
             raise CheckpointError(f"`{name}.weight_g_idx`: groups that are not consecutive cannot be read")
-        rows, columns = self._shape(name, tensors, shape)
-        if not scheme.fits(columns):
-            raise CheckpointError(f"`{name}` has {columns:,} input features, no multiple of {scheme.group_size}")
-        scale = _tensor(name, SCALE, tensors)
-        dtype = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}.get(scale.dtype)
-        if dtype is None:
-            raise CheckpointError(f"`{name}.{SCALE}` is {_kind(scale)}, not a 16-bit float")
-        for tensor_name, (_, size) in self.specs(name, scheme, (rows, columns), dtype).items():
-            suffix = tensor_name.removeprefix(f"{name}.")
-            _expect(tensor_name, _tensor(name, suffix, tensors), size, integer=suffix in (PACKED, ZERO_POINT))
+        rows, columns = self._shape(name, tensors, scheme, shape)
+        groups = groups_of(scheme, columns)
+
+        def checked(suffix: str, dtypes: tuple[str, ...], size: tuple[int, int]) -> Tensor:
+            return expect(f"{name}.{suffix}", stored(f"{name}.{suffix}", tensors), dtypes, size)
+
+        packed = checked(PACKED, ("I32",), (rows, words(columns, scheme.bits)))
+        scale = checked(SCALE, self.scale_dtypes, (rows, groups))
         if scheme.symmetric:
             zero_point = torch.full(scale.shape, scheme.midpoint, dtype=torch.uint8, device=scale.device)
         else:
-            zero_point = unpack_int32(tensors[f"{name}.{ZERO_POINT}"].T, scheme.bits, rows).T.contiguous()
-        codes = unpack_int32(tensors[f"{name}.{PACKED}"], scheme.bits, columns)
-        return QuantizedWeight(codes, scale, zero_point, scheme)
+            zeros = checked(ZERO_POINT, ("I32",), (words(rows, scheme.bits), groups))
+            zero_point = unpack_int32(zeros.T, scheme.bits, rows).T.contiguous()
+        return QuantizedWeight(unpack_int32(packed, scheme.bits, columns), scale, zero_point, scheme)
 
-    def config(self, schemes: Mapping[str, Scheme | None]) -> dict[str, Any]:
+    def config(self, schemes: Mapping[str, Scheme | None], *, fp8_cache: bool = False) -> dict[str, Any]:
         """Write the `quantization_config`; see `write_config`."""
-        return write_config(schemes)
+        return write_config(schemes, fp8_cache=fp8_cache)
+
+    def files(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Nothing: readers take the config from config.json."""
+        return {}
+
+    def cache_specs(self, attention: str) -> dict[str, TensorSpec]:
+        """Scales of K and of V, beside the attention module's projections."""
+        return {f"{attention}.k_scale": ("F32", (1,)), f"{attention}.v_scale": ("F32", (1,))}
 
     def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
         """Read a `quantization_config`; see `read_config`."""
         return read_config(config)
 
-    def _shape(self, name: str, tensors: Mapping[str, Tensor], expected: tuple[int, int] | None) -> tuple[int, int]:
+    def _shape(
+        self, name: str, tensors: Mapping[str, Tensor], scheme: Scheme, expected: tuple[int, int] | None
+    ) -> tuple[int, int]:
         """Read [N, K] from `weight_shape`; packing alone does not tell K."""
-        tensor = _tensor(name, SHAPE, tensors)
-        stored = tensor.flatten().tolist()
-        if len(stored) != 2 or tensor.is_floating_point() or min(stored) < 1:
-            raise CheckpointError(f"`{name}.{SHAPE}` holds {stored}, not [out_features, in_features]")
-        shape = (int(stored[0]), int(stored[1]))
-        if expected is not None and shape != tuple(expected):
-            raise CheckpointError(f"`{name}.{SHAPE}` holds {list(shape)}, and the model has {list(expected)}")
+        tensor = stored(f"{name}.{SHAPE}", tensors)
+        held = tensor.flatten().tolist()
+        if len(held) != 2 or tensor.is_floating_point() or min(held) < 1:
+            raise CheckpointError(f"`{name}.{SHAPE}` holds {held}, not [out_features, in_features]")
+        shape = (int(held[0]), int(held[1]))
+        require_shape(f"{name}.{SHAPE}", shape, scheme, expected)
         return shape
-
-
-def _words(count: int, bits: int) -> int:
-    # the twin of ops.pack.words, so that planning needs no torch
-    return -(-count * bits // 32)
-
-
-def _tensor(name: str, suffix: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    try:
-        return tensors[f"{name}.{suffix}"]
-    except KeyError:
-        raise CheckpointError(f"`{name}.{suffix}` is missing") from None
-
-
-def _expect(name: str, tensor: Tensor, shape: tuple[int, ...], *, integer: bool) -> None:
-    import torch
-
-    if tuple(tensor.shape) != shape or (integer and tensor.dtype != torch.int32):
-        wanted = f"int32 {list(shape)}" if integer else f"{list(shape)}"
-        raise CheckpointError(f"`{name}` is {_kind(tensor)}, and the scheme asks for {wanted}")
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -7,37 +7,42 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from quantkit.errors import CheckpointError, UnsupportedScheme
+from quantkit.formats.common import REQUANTIZE, compiled, kept, names_in, read_scheme, split_suffixes, typed
 from quantkit.scheme import PER_CHANNEL, Scheme
 
-PACK_QUANTIZED = "pack-quantized"
+PACK_QUANTIZED, DENSE = "pack-quantized", "dense"
 VERSION = "0.20.0"  # the compressed-tensors release whose reader our tests run
 _REGEX = "re:"
 _LINEAR = "Linear"  # the one class target that names what we read
-_HINT = "requantize it from the 16-bit checkpoint"
+_FP8_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 
 
-def write_config(schemes: Mapping[str, Scheme | None]) -> dict[str, Any]:
+def write_config(schemes: Mapping[str, Scheme | None], *, fp8_cache: bool = False) -> dict[str, Any]:
     """Describe which linears are packed, and how.
+
+    Without a packed linear only the cache is described, as the library writes it: no group, and format `dense`.
 
     Args:
         schemes: {"model.layers.0.mlp.down_proj": Scheme(), "lm_head": None}; every linear of the model.
+        fp8_cache: the checkpoint holds one scale each for K and for V of every attention module.
+
+    Raises:
+        UnsupportedScheme: nothing is packed, and the cache has no scales either.
     """
     groups: dict[Scheme, list[str]] = {}
     for name, scheme in schemes.items():
         if scheme is not None:
             groups.setdefault(scheme, []).append(name)
-    ignore = [name for name, scheme in schemes.items() if scheme is None]
-    if not any(name.rpartition(".")[2] == "lm_head" for name in schemes):
-        # compat: a tied head has no tensor of its own, yet it is a Linear that the class target would catch
-        ignore.append("lm_head")
+    if not groups and not fp8_cache:
+        raise UnsupportedScheme("no linear is packed, and no scales of a KV cache are stored: nothing is to describe")
     return {
         "quant_method": "compressed-tensors",
-        "format": PACK_QUANTIZED,
-        "quantization_status": "compressed",
+        "format": PACK_QUANTIZED if groups else DENSE,
+        "quantization_status": "compressed" if groups else "frozen",
         "global_compression_ratio": None,
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": dict(_FP8_CACHE) if fp8_cache else None,
         "version": VERSION,
-        "ignore": ignore,
+        "ignore": kept(schemes),
         "config_groups": {
             f"group_{index}": _group(scheme, _targets(names, groups))
             for index, (scheme, names) in enumerate(groups.items())
@@ -53,15 +58,20 @@ def read_config(config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
     Raises:
         CheckpointError: it names a format, ordering or number type that is not read here.
     """
-    _check_whole(config)
+    groups = typed(config, "config_groups", dict)
+    _check_whole(config, packed=bool(groups))
     targets: dict[str, Scheme] = {}
-    for key, group in _typed(config, "config_groups", dict).items():
+    for key, group in groups.items():
         scheme = _read_group(key, group, config.get("format"))
-        targets.update(dict.fromkeys(_names(group, "targets"), scheme))
+        targets.update(dict.fromkeys(names_in(group, "targets"), scheme))
     # a mixture of experts has tens of thousands of names: only patterns are tried one by one
-    ignored = frozenset(_names(config, "ignore"))
-    ignored_patterns = [_compiled(each) for each in ignored if each.startswith(_REGEX)]
-    patterns = [(_compiled(target), scheme) for target, scheme in targets.items() if target.startswith(_REGEX)]
+    ignored = frozenset(names_in(config, "ignore"))
+    ignored_patterns = [compiled(each.removeprefix(_REGEX)) for each in ignored if each.startswith(_REGEX)]
+    patterns = [
+        (compiled(target.removeprefix(_REGEX)), scheme)
+        for target, scheme in targets.items()
+        if target.startswith(_REGEX)
+    ]
 
     def scheme_of(name: str) -> Scheme | None:
         if ignored & {name, _LINEAR} or any(pattern.match(name) for pattern in ignored_patterns):
@@ -103,61 +113,25 @@ def _targets(names: Sequence[str], groups: Mapping[Scheme, Sequence[str]]) -> li
     if len(groups) == 1:
         return [_LINEAR]
     mine = set(names)
-    others = {suffix for group in groups.values() for name in group if name not in mine for suffix in _suffixes(name)}
-    found: dict[str, None] = {}
-    for name in names:
-        suffix = next((suffix for suffix in _suffixes(name) if suffix not in others), None)
-        found[f"{_REGEX}.*\\.{re.escape(suffix)}$" if suffix else name] = None
-    return list(found)
+    others = [name for group in groups.values() for name in group if name not in mine]
+    said = split_suffixes(names, others)
+    return [f"{_REGEX}.*\\.{re.escape(text)}$" if is_suffix else text for text, is_suffix in said.items()]
 
 
-def _suffixes(name: str) -> list[str]:
-    """Proper dotted suffixes up to the first number from the right: `down_proj`, `mlp.down_proj`."""
-    parts = name.split(".")
-    kept: list[str] = []
-    for index in range(len(parts) - 1, 0, -1):
-        if parts[index].isdigit():
-            break
-        kept.append(".".join(parts[index:]))
-    return kept
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern.removeprefix(_REGEX))
-    except re.error as problem:
-        raise CheckpointError(f"quantization_config: `{pattern}` is not a regular expression: {problem}") from None
-
-
-def _typed(config: Mapping[str, Any], key: str, kind: type) -> Any:
-    """The value of a key, empty where it is missing or null."""
-    value = config.get(key)
-    if value is None:
-        return kind()
-    if not isinstance(value, kind):
-        raise CheckpointError(f"quantization_config: `{key}` is {value!a:.80}, not a {kind.__name__}", _HINT)
-    return value
-
-
-def _names(config: Mapping[str, Any], key: str) -> list[str]:
-    names: list[str] = _typed(config, key, list)
-    if odd := [name for name in names if not isinstance(name, str)]:
-        raise CheckpointError(f"quantization_config: `{key}` holds {odd[0]!a:.80}, which is no name", _HINT)
-    return names
-
-
-def _check_whole(config: Mapping[str, Any]) -> None:
+def _check_whole(config: Mapping[str, Any], *, packed: bool) -> None:
     if config.get("quant_method", "compressed-tensors") != "compressed-tensors":
         raise CheckpointError(f"quantization_config: quant_method `{config['quant_method']}` is not compressed-tensors")
-    if config.get("quantization_status", "compressed") != "compressed":
+    if packed and config.get("quantization_status", "compressed") != "compressed":
         raise CheckpointError(
             f"quantization_config: status `{config['quantization_status']}`, so the weights are not packed"
         )
-    sparsity = _typed(config, "sparsity_config", dict)
+    sparsity = typed(config, "sparsity_config", dict)
     if sparsity.get("format", "dense") != "dense":
-        raise CheckpointError(f"quantization_config: sparse weights (`{sparsity['format']}`) cannot be read", _HINT)
-    if _typed(config, "transform_config", dict).get("config_groups"):
-        raise CheckpointError("quantization_config: rotated weights (`transform_config`) cannot be read", _HINT)
+        raise CheckpointError(
+            f"quantization_config: sparse weights (`{sparsity['format']}`) cannot be read", REQUANTIZE
+        )
+    if typed(config, "transform_config", dict).get("config_groups"):
+        raise CheckpointError("quantization_config: rotated weights (`transform_config`) cannot be read", REQUANTIZE)
 
 
 def _read_group(key: str, group: Any, default_format: str | None) -> Scheme:
@@ -167,20 +141,14 @@ def _read_group(key: str, group: Any, default_format: str | None) -> Scheme:
         raise CheckpointError(f"{where} describes no weights")
     kind = group.get("format") or default_format
     if kind != PACK_QUANTIZED:
-        raise CheckpointError(f"{where} has format `{kind}`, and only `{PACK_QUANTIZED}` is read", _HINT)
+        raise CheckpointError(f"{where} has format `{kind}`, and only `{PACK_QUANTIZED}` is read", REQUANTIZE)
     weights = group["weights"]
     reason = next(_refusals(group, weights), None)
     if reason:
-        raise CheckpointError(f"{where} {reason}", _HINT)
+        raise CheckpointError(f"{where} {reason}", REQUANTIZE)
     per_channel = weights.get("strategy") == "channel" or weights.get("group_size") == PER_CHANNEL
-    try:
-        return Scheme(
-            bits=weights.get("num_bits", 8),
-            group_size=PER_CHANNEL if per_channel else weights["group_size"],
-            symmetric=weights.get("symmetric", True),
-        )
-    except UnsupportedScheme as problem:
-        raise CheckpointError(f"{where}: {problem.message}", _HINT) from None
+    size = PER_CHANNEL if per_channel else weights["group_size"]
+    return read_scheme(where, weights.get("num_bits", 8), size, weights.get("symmetric", True))
 
 
 def _refusals(group: Mapping[str, Any], weights: Mapping[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import DTYPES, random_weight
 
 from quantkit.errors import CheckpointError, UnsupportedScheme
 from quantkit.formats import FORMATS
@@ -16,25 +17,6 @@ from quantkit.scheme import PER_CHANNEL, Scheme
 
 FORMAT = FORMATS["compressed-tensors"]
 NAME = "model.layers.0.mlp.down_proj"
-DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "I32": torch.int32, "I64": torch.int64}
-
-
-def random_weight(
-    scheme: Scheme, rows: int, columns: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16
-) -> QuantizedWeight:
-    generator = torch.Generator().manual_seed(seed)
-    groups = columns // scheme.group(columns)
-
-    def codes(*shape: int) -> torch.Tensor:
-        return torch.randint(0, scheme.qmax + 1, shape, dtype=torch.uint8, generator=generator)
-
-    zero_point = torch.full((rows, groups), scheme.midpoint, dtype=torch.uint8)
-    return QuantizedWeight(
-        codes=codes(rows, columns),
-        scale=(torch.rand(rows, groups, generator=generator) + 0.1).to(dtype),
-        zero_point=zero_point if scheme.symmetric else codes(rows, groups),
-        scheme=scheme,
-    )
 
 
 def numpy_dequantize(name: str, tensors: dict[str, torch.Tensor], bits: int) -> np.ndarray:
@@ -219,7 +201,11 @@ def test_group_index_is_refused_both_ways() -> None:
         ),
         ("weight_packed", torch.zeros(8, 2, dtype=torch.int64), r"int64 \[8, 2\]"),
         ("weight_scale", torch.zeros(8, 4, dtype=torch.bfloat16), r"`x.weight_scale` is bfloat16 \[8, 4\]"),
-        ("weight_scale", torch.zeros(8, 2, dtype=torch.int32), "not a 16-bit float"),
+        (
+            "weight_scale",
+            torch.zeros(8, 2, dtype=torch.int32),
+            "int32 .8, 2., and the scheme asks for bfloat16 or float16 or float32",
+        ),
         ("weight_zero_point", torch.zeros(8, 2, dtype=torch.int32), r"asks for int32 \[1, 2\]"),
         ("weight_shape", torch.tensor([8.0, torch.nan]), "not .out_features, in_features."),
         ("weight_shape", torch.tensor([8, 16, 1]), "not .out_features, in_features."),

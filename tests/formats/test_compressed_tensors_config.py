@@ -85,7 +85,7 @@ choices = st.sampled_from([None, Scheme(4, 64), Scheme(4, 32, False), Scheme(8, 
 def test_a_written_config_reads_back(assigned: list[Scheme | None]) -> None:
     schemes = dict(zip(NAMES, assigned, strict=True)) | {"lm_head": None}
 
-    scheme_of = FORMAT.scheme_of(FORMAT.config(schemes))
+    scheme_of = FORMAT.scheme_of(FORMAT.config(schemes, fp8_cache=True))
 
     assert {name: scheme_of(name) for name in schemes} == schemes
 
@@ -116,6 +116,49 @@ def test_the_library_accepts_the_config_and_gives_every_linear_the_same_scheme(d
             theirs.weights.num_bits, theirs.weights.group_size or -1, theirs.weights.symmetric
         )
     assert found == schemes
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_scales_of_a_cache_are_announced_as_the_library_parses_them(packed: bool) -> None:
+    library = pytest.importorskip("compressed_tensors")
+    schemes = model() if packed else dict.fromkeys(NAMES)
+
+    config = FORMAT.config(schemes, fp8_cache=True)
+    theirs = library.quantization.QuantizationConfig(**config)
+
+    assert config["kv_cache_scheme"] == {
+        "num_bits": 8,
+        "type": "float",
+        "strategy": "tensor",
+        "dynamic": False,
+        "symmetric": True,
+    }
+    cache = theirs.kv_cache_scheme
+    assert (cache.num_bits, cache.type, cache.strategy, cache.dynamic, cache.symmetric) == (
+        8,
+        "float",
+        "tensor",
+        False,
+        True,
+    )
+    assert (theirs.format, len(theirs.config_groups)) == (("pack-quantized", 1) if packed else ("dense", 0))
+    assert theirs.quantization_status.value == ("compressed" if packed else "frozen")
+
+
+def test_a_cache_alone_leaves_every_linear_plain() -> None:
+    config = FORMAT.config(dict.fromkeys(NAMES), fp8_cache=True)
+
+    assert config["config_groups"] == {}
+    assert config["ignore"] == [*NAMES, "lm_head"]
+    assert FORMAT.scheme_of(config)(NAMES[0]) is None
+    assert FORMAT.scheme_of({"quant_method": "compressed-tensors", "format": "dense"})(NAMES[0]) is None
+
+
+def test_the_scales_of_a_cache_stand_in_the_attention_module() -> None:
+    assert FORMAT.cache_specs("a.self_attn") == {
+        "a.self_attn.k_scale": ("F32", (1,)),
+        "a.self_attn.v_scale": ("F32", (1,)),
+    }
 
 
 def group(**weights: Any) -> dict[str, Any]:
