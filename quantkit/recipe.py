@@ -12,8 +12,10 @@ from quantkit.errors import UsageError
 from quantkit.patterns import closest
 from quantkit.scheme import Override, Scheme, parse_override
 
-METHOD_NAMES = ("rtn", "gptq", "awq", "awq+gptq")
-FORMAT_NAMES = ("compressed-tensors",)
+METHOD_NAMES = ("rtn", "gptq", "awq", "awq+gptq", "none")
+FORMAT_NAMES = ("compressed-tensors", "gptq", "awq", "modelopt")
+KV_CACHES = ("fp8",)
+TARGETS = ("vllm", "sglang", "tgi", "tensorrt-llm", "transformers")
 INDIVISIBLE = ("fail", "smaller-group", "keep")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
@@ -25,7 +27,7 @@ class Recipe:
     """One quantization run, as asked. Field names are the command line's, with `_` for `-`.
 
     Attributes:
-        method: one of METHOD_NAMES.
+        method: one of METHOD_NAMES; `none` leaves every weight as it is.
         bits: width of a code, 4 or 8.
         group_size: input features that share a scale; -1 means one scale per output channel.
         symmetric: fixed zero point in the middle of the range.
@@ -39,7 +41,10 @@ class Recipe:
         ignore: patterns of linears to keep in 16 bit, besides `lm_head`.
         override: `'PATTERN: bits=8,group_size=32'`; later ones win.
         indivisible: what to do with a linear that the group size does not divide, one of INDIVISIBLE.
-        format: one of FORMAT_NAMES.
+        format: one or more of FORMAT_NAMES; each makes an artifact of the same codes.
+        kv_cache: one of KV_CACHES, whose scales are calibrated, or None.
+        target: the engine, one of TARGETS, whose rules the plan must satisfy, or None.
+        tp: tensor-parallel ranks of the target.
         device: auto, cpu, cuda or cuda:N.
         dtype: of forward passes, one of DTYPES.
         max_shard_size: of a written file, such as 500MB, 4GB or 1.5GiB.
@@ -61,7 +66,10 @@ class Recipe:
     ignore: tuple[str, ...] = ()
     override: tuple[str, ...] = ()
     indivisible: str = "fail"
-    format: str = "compressed-tensors"
+    format: tuple[str, ...] = ("compressed-tensors",)
+    kv_cache: str | None = None
+    target: str | None = None
+    tp: int = 1
     device: str = "auto"
     dtype: str = "auto"
     max_shard_size: str = "4GB"
@@ -85,6 +93,10 @@ class Recipe:
             UsageError: one cannot be read.
         """
         return tuple(parse_override(text) for text in self.override)
+
+    def folders(self, out: Path) -> dict[str, Path]:
+        """{format: where its artifact goes}: `out` itself, or a folder in it where there are several."""
+        return {name: out if len(self.format) == 1 else out / name for name in self.format}
 
     @classmethod
     def from_yaml(cls, path: Path | str) -> Self:
@@ -114,14 +126,23 @@ class Recipe:
         return replace(self, **{name: _checked(name, value) for name, value in given.items() if value is not None})
 
     def validate(self) -> Self:
-        """Return this recipe when every field is in range.
+        """Return this recipe when every field is in range; one text where several may stand is a tuple of one then.
 
         Raises:
             UsageError: a field is not; the message names it and its value.
             UnsupportedScheme: bits or group size are out of range.
         """
+        checked = self.merged(**{field.name: getattr(self, field.name) for field in fields(self)})
+        checked._require_range()
+        checked._require_effect()
+        return checked
+
+    def _require_range(self) -> None:
         for name, options in _CHOICES.items():
-            check_choice(name, getattr(self, name), options)
+            value = getattr(self, name)
+            for each in value if isinstance(value, tuple) else (value,):
+                if each is not None:
+                    check_choice(name, each, options)
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -131,11 +152,33 @@ class Recipe:
             raise UsageError("`--calibration` is empty", "name a file, a dataset, or `builtin`")
         # reading these is checking them
         _ = parse_size(self.max_shard_size), self.scheme, self.overrides
-        return self
+
+    def _require_effect(self) -> None:
+        """Refuse options that would change nothing beside the others."""
+        if not self.format or len(set(self.format)) < len(self.format):
+            named = ", ".join(self.format) or "nothing"
+            raise UsageError(f"`--format` names {named}", "name each format once, and at least one")
+        if self.tp > 1 and self.target is None:
+            raise UsageError("`--tp` says how an engine splits the model, and no engine is named", "add `--target`")
+        if self.method != "none":
+            return
+        if self.kv_cache is None:
+            raise UsageError("`--method none` leaves nothing to do", "add `--kv-cache fp8`, or choose a method")
+        default = type(self)()
+        if idle := [name for name in _ROUNDING if getattr(self, name) != getattr(default, name)]:
+            raise UsageError(f"{_option(idle[0])} says how weights are rounded, and `--method none` rounds none")
 
 
-_CHOICES = {"method": METHOD_NAMES, "format": FORMAT_NAMES, "indivisible": INDIVISIBLE, "dtype": DTYPES}
-_LEAST = {"samples": 1, "seq_len": 2, "seed": 0, "refine": 0}
+_CHOICES = {
+    "method": METHOD_NAMES,
+    "format": FORMAT_NAMES,
+    "kv_cache": KV_CACHES,
+    "target": TARGETS,
+    "indivisible": INDIVISIBLE,
+    "dtype": DTYPES,
+}
+_LEAST = {"samples": 1, "seq_len": 2, "seed": 0, "refine": 0, "tp": 1}
+_ROUNDING = ("bits", "group_size", "symmetric", "refine", "ignore", "override", "indivisible")
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -200,9 +243,11 @@ _KINDS: dict[str, tuple[type, str]] = {
 
 
 def _checked(name: str, value: object, where: str = "") -> Any:
-    """Return the value when it has the field's type; lists of text become tuples."""
+    """Return the value when it has the field's type; a list of texts, or one text, becomes a tuple."""
     declared = {field.name: str(field.type) for field in fields(Recipe)}[name]
     if declared == "tuple[str, ...]":
+        if isinstance(value, str):
+            return (value,)
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise UsageError(f"{where}`{name}` is {value!r}, and must be a list of texts")
@@ -235,6 +280,7 @@ def _read_yaml(path: Path) -> dict[str, object]:
     if not isinstance(given, dict):
         raise UsageError(f"recipe `{path}` holds no `key: value` lines")
     seen: set[str] = set()
+    assert isinstance(node, yaml.MappingNode)
     for key, _ in node.value:
         if key.value in seen:
             raise UsageError(f"recipe `{path}`, line {key.start_mark.line + 1}: `{key.value}` is given twice")

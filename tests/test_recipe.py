@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +44,7 @@ def test_yaml_keeps_every_field(recipe: Recipe, tmp_path_factory: pytest.TempPat
     path.write_text(recipe.to_yaml(), encoding="utf-8")
 
     assert Recipe.from_yaml(path) == recipe
-    assert [line.split(":")[0] for line in Recipe().to_yaml().splitlines()] == [field.name for field in fields(Recipe)]
+    assert list(yaml.safe_load(Recipe().to_yaml())) == [field.name for field in fields(Recipe)]
 
 
 def test_a_recipe_file_may_be_short_or_empty(tmp_path: Path) -> None:
@@ -53,6 +54,14 @@ def test_a_recipe_file_may_be_short_or_empty(tmp_path: Path) -> None:
 
     path.write_text("method: awq\nignore: ['*.o_proj']\n")
     assert Recipe.from_yaml(path) == Recipe(method="awq", ignore=("*.o_proj",))
+
+
+def test_one_text_stands_for_a_list_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("format: gptq\nignore: lm_head")
+
+    assert Recipe.from_yaml(path) == Recipe(format=("gptq",), ignore=("lm_head",))
+    assert Recipe(format="awq").validate() == Recipe(format=("awq",))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +75,7 @@ def test_a_recipe_file_may_be_short_or_empty(tmp_path: Path) -> None:
         ("samples: null", "`samples` is None, and must be a whole number", ""),
         ("symmetric: 1", "`symmetric` is 1, and must be true or false", ""),
         ("method: 4", "`method` is 4, and must be text", ""),
-        ("ignore: lm_head", "`ignore` is 'lm_head', and must be a list of texts", ""),
+        ("ignore: 3", "`ignore` is 3, and must be a list of texts", ""),
         ("ignore: [1]", "`ignore` is [1], and must be a list of texts", ""),
         ("method: awq\nbits: 4\nmethod: rtn", "line 3: `method` is given twice", ""),
         ("method: awq\nbits: [4", "line 2", ""),
@@ -110,6 +119,16 @@ def test_merging_takes_what_is_given() -> None:
     [
         ({"method": "gtpq"}, "`--method` is `gtpq`"),
         ({"format": "gguf"}, "`--format` is `gguf`"),
+        ({"format": ("gptq", "ggu")}, "`--format` is `ggu`"),
+        ({"format": ("gptq", "awq", "gptq")}, "`--format` names gptq, awq, gptq"),
+        ({"format": ()}, "`--format` names nothing"),
+        ({"kv_cache": "int8"}, "`--kv-cache` is `int8`"),
+        ({"target": "vlm"}, "`--target` is `vlm`"),
+        ({"tp": 0}, "`--tp` is 0, and must be at least 1"),
+        ({"tp": 2}, "no engine is named"),
+        ({"method": "none"}, "`--method none` leaves nothing to do"),
+        ({"method": "none", "kv_cache": "fp8", "bits": 8}, "`--bits` says how weights are rounded"),
+        ({"method": "none", "kv_cache": "fp8", "ignore": ("a",)}, "`--ignore` says how weights are rounded"),
         ({"indivisible": "skip"}, "`--indivisible` is `skip`"),
         ({"dtype": "int8"}, "`--dtype` is `int8`"),
         ({"samples": 0}, "`--samples` is 0, and must be at least 1"),
@@ -135,7 +154,7 @@ def test_an_unknown_method_has_a_suggestion() -> None:
     with pytest.raises(UsageError) as caught:
         Recipe(method="gtpq").validate()
 
-    assert caught.value.hint == "did you mean `gptq`? The choices are rtn, gptq, awq, awq+gptq"
+    assert caught.value.hint == "did you mean `gptq`? The choices are rtn, gptq, awq, awq+gptq, none"
     with pytest.raises(UnsupportedScheme):
         Recipe(bits=2).validate()
 

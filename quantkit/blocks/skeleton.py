@@ -205,13 +205,34 @@ def build_skeleton(
     return Skeleton(model, blocks, outer, _head_dims(config))
 
 
+def model_config(path: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
+    """The text model's config with the values that transformers fills in, also under the names it has for all models.
+
+    Raises:
+        CheckpointError: transformers does not know the model.
+    """
+    from transformers import AutoConfig
+
+    with _explained(path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+        text = config.get_text_config()
+        common = {name: getattr(text, own) for name, own in text.attribute_map.items() if hasattr(text, own)}
+        return text.to_dict() | common
+
+
+def model_shapes(path: Path, *, trust_remote_code: bool = False) -> dict[str, tuple[int, ...]]:
+    """{parameter: shape} of the model that config.json describes, tied ones once; takes seconds and no memory.
+
+    Raises:
+        CheckpointError: transformers does not know the model, or cannot build it.
+    """
+    return {name: tuple(p.shape) for name, p in _empty_model(path, trust_remote_code).named_parameters()}
+
+
 def _empty_model(path: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
 
-    verbosity = logging.get_verbosity()
-    try:
-        logging.set_verbosity_error()
+    with _explained(path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
         config.return_dict = True  # config.json may say otherwise, and models disagree about what then holds inside
         # a quantized artifact is read by our own formats; its model is the unquantized one
@@ -222,6 +243,17 @@ def _empty_model(path: Path, trust_remote_code: bool) -> Any:
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, dtype=torch.float32)
         model.tie_weights()  # the empty initialization made every parameter a new object
         return model.eval()
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Keep transformers quiet, and turn what it raises over a config into an error of ours."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    try:
+        logging.set_verbosity_error()
+        yield
     except _UNBUILDABLE as error:
         reason = (" ".join(str(error).split()) or type(error).__name__)[:300]
         raise CheckpointError(

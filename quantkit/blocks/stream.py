@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quantkit.blocks.block import Block, Call, Weights
+from quantkit.blocks.kvcache import CacheTap, run_tapped
 from quantkit.blocks.skeleton import Skeleton
 from quantkit.errors import CheckpointError, NumericalError, UsageError
 
@@ -77,14 +78,17 @@ class Stream:
             yield batch.hidden.to(self.device), batch.calls[block.index]
 
     @torch.no_grad()
-    def advance(self, block: Block, weights: Weights) -> None:
+    def advance(self, block: Block, weights: Weights, tap: CacheTap | None = None) -> None:
         """Replace the hidden states by those behind `block`.
+
+        Args:
+            tap: gets what its attention hands to a KV cache, and says what attention sees.
 
         Raises:
             NumericalError: they are not finite; names the block.
         """
         for batch, (hidden, call) in zip(self.batches, self.inputs(block), strict=True):
-            output = block(weights, hidden, call)
+            output = run_tapped(block, weights, hidden, call, tap) if tap else block(weights, hidden, call)
             if not bool(torch.isfinite(output).all()):
                 raise NumericalError(
                     f"the output of `{block.path}` is not finite",

@@ -14,7 +14,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 
 app = typer.Typer(help="Measure a model, packed or not")
 
-DATA, RESOURCES, OUTPUT = "Data", "Resources", "Output"
+MODEL, DATA, RESOURCES, OUTPUT = "Model", "Data", "Resources", "Output"
 Path_ = Annotated[str, typer.Argument(metavar="PATH", help="Checkpoint folder, packed or not, or a hub name")]
 Data = Annotated[str, typer.Option(help="builtin-heldout, a local file, or a dataset", rich_help_panel=DATA)]
 Split = Annotated[str | None, typer.Option(help="Split of the dataset", rich_help_panel=DATA)]
@@ -23,6 +23,7 @@ Window = Annotated[int, typer.Option(help="Tokens the model sees at once", rich_
 Stride = Annotated[int | None, typer.Option(help="Tokens between windows, if not the window", rich_help_panel=DATA)]
 MaxTokens = Annotated[int | None, typer.Option(help="Stop after these", rich_help_panel=DATA)]
 Dtype = Annotated[str, typer.Option(help=f"Of the arithmetic: {', '.join(DTYPES)}", rich_help_panel=RESOURCES)]
+KvCache = Annotated[str | None, typer.Option(help="Simulate it: fp8", metavar="NAME", rich_help_panel=MODEL)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N", rich_help_panel=RESOURCES)]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run its code", rich_help_panel=RESOURCES)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object", rich_help_panel=OUTPUT)]
@@ -38,6 +39,7 @@ def _measures() -> None:
 @app.command("perplexity")
 def perplexity(
     path: Path_,
+    kv_cache: KvCache = None,
     data: Data = "builtin-heldout",
     split: Split = None,
     column: Column = None,
@@ -54,6 +56,8 @@ def perplexity(
     """Measure perplexity on held-out text: exp of the mean loss over non-overlapping windows.
 
     quantkit eval perplexity ./llama-8b-w4 --max-tokens 20000
+
+    quantkit eval perplexity ./llama-8b-w4 --kv-cache fp8
     """
     check_choice("dtype", dtype, DTYPES)
     check_device(device)
@@ -68,6 +72,7 @@ def perplexity(
     with console.progress() as emit:
         found = measure(
             path,
+            kv_cache=kv_cache,
             data=data,
             split=split,
             column=column,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from quantkit.blocks.kvcache import CacheSimulator, CacheTap, find_attentions
 from quantkit.blocks.skeleton import Skeleton, build_skeleton
 from quantkit.blocks.stream import Stream
 from quantkit.checkpoint.hub import resolve_model
@@ -22,7 +24,9 @@ from quantkit.data.corpus import load_corpus
 from quantkit.data.tokens import evaluation_ids, load_tokenizer, serving_prefix
 from quantkit.device import choose_device, choose_dtype, current_rss
 from quantkit.errors import NumericalError, UsageError
+from quantkit.eval.kv_cache import CacheCost, exp, serving_scales
 from quantkit.events import BlockDone, Emit, Stage, ignore
+from quantkit.recipe import KV_CACHES, check_choice
 from quantkit.weights import WeightSource
 
 # logits held at once: float32 elements
@@ -41,6 +45,7 @@ class Perplexity:
         stride: tokens from one window to the next; with stride < window only tokens not scored before are scored.
         prefix: token ids that start every window, as the tokenizer adds them when serving.
         digest: sha256 of the corpus.
+        kv_cache: what the FP8 KV cache costs, with which everything above was measured; None with 16 bits.
     """
 
     path: str
@@ -56,30 +61,29 @@ class Perplexity:
     device: str
     digest: str
     seconds: float
+    kv_cache: CacheCost | None = None
 
     @property
     def perplexity(self) -> float:
         """exp(nll); inf where that is beyond any float."""
-        try:
-            return math.exp(self.nll)
-        except OverflowError:
-            return math.inf
+        return exp(self.nll)
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values, which know neither nan (the error of one window) nor inf: both become null."""
         values = asdict(self) | {"perplexity": self.perplexity, "prefix": list(self.prefix)}
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        return _finite(values) | {"kv_cache": _finite(self.kv_cache.to_json()) if self.kv_cache else None}
 
     def summary(self) -> list[str]:
         """The result in a few lines."""
         start = f"each starts with {list(self.prefix)}" if self.prefix else "no special token is added"
         known = not math.isnan(self.stderr)  # one window says nothing about the spread
         errors = (f" ± {self.perplexity * self.stderr:.3f}", f" ± {self.stderr:.4f}") if known else ("", "")
-        return [
+        lines = [
             f"perplexity {self.perplexity:.3f}{errors[0]}  ({self.path})",
             f"nll {self.nll:.4f}{errors[1]} nats over {self.tokens:,} tokens of {self.data}",
             f"{self.windows} windows of {self.window}, stride {self.stride}; {start}; {self.dtype} on {self.device}",
         ]
+        return lines + ([self.kv_cache.summary()] if self.kv_cache else [])
 
 
 @torch.no_grad()
@@ -94,6 +98,7 @@ def perplexity(
     max_tokens: int | None = None,
     dtype: str = "float32",
     device: str = "auto",
+    kv_cache: str | None = None,
     trust_remote_code: bool = False,
     emit: Emit = ignore,
 ) -> Perplexity:
@@ -105,11 +110,16 @@ def perplexity(
         stride: tokens from one window to the next; None means windows that do not overlap.
         max_tokens: stop after that many tokens of the data.
         dtype: of the forward passes; the loss is taken in float32.
+        kv_cache: "fp8" lets attention see K and V as an FP8 cache gives them back, and measures a 16-bit cache beside
+            it in the same pass.
 
     Raises:
         CheckpointError: the directory cannot be read.
+        UnsupportedScheme: the model keeps no K and V that FP8 could hold.
         UsageError: the data cannot be used.
     """
+    if kv_cache is not None:
+        check_choice("kv_cache", kv_cache, KV_CACHES)
     started = time.monotonic()
     where = choose_device(device)
     kind = choose_dtype(dtype, where)
@@ -123,20 +133,11 @@ def perplexity(
     ids = evaluation_ids(corpus, tokenizer, max_tokens=max_tokens)
     rows, scored = cut_windows(ids, prefix, window, step)
 
-    outer = {n: source.read([tensor], kind)[tensor].to(where) for n, tensor in skeleton.outer.items()}
-    stream = Stream.embed(skeleton, outer, rows)
-    for block in skeleton.blocks:
-        begun = time.monotonic()
-        emit(Stage(block.index, len(skeleton.blocks), "forward"))
-        weights = {n: w.to(where) for n, w in source.read_for(block.module, block.tensors, kind).items()}
-        stream.advance(block, weights)
-        emit(BlockDone(block.index, len(skeleton.blocks), {}, time.monotonic() - begun, current_rss()))
-    losses = torch.zeros(len(rows), dtype=torch.float64)
-    for i, hidden in stream.ordered():
-        losses[i] = _window_loss(skeleton, outer, hidden, rows[i].to(where), scored[i])
-    if not bool(torch.isfinite(losses).all()):
-        raise NumericalError("the logits are not finite", "look at the weights of the final norm and the head")
-    nll, stderr = ratio_estimate(losses, torch.tensor(scored, dtype=torch.float64))
+    origin, scales = serving_scales(source, find_attentions(skeleton)) if kv_cache else ("", {})
+    taps = [None, CacheSimulator(scales)] if kv_cache else [None]
+    losses = _losses(source, skeleton, rows, scored, taps, kind, where, emit)
+    counts = torch.tensor(scored, dtype=torch.float64)
+    nll, stderr = ratio_estimate(losses[-1], counts)
     return Perplexity(
         path=str(path),
         data=data,
@@ -151,6 +152,7 @@ def perplexity(
         device=str(where),
         digest=corpus.digest,
         seconds=time.monotonic() - started,
+        kv_cache=_cost(origin, losses, counts) if kv_cache else None,
     )
 
 
@@ -204,6 +206,42 @@ def ratio_estimate(sums: Tensor, counts: Tensor) -> tuple[float, float]:
     return ratio, math.sqrt(units / (units - 1) * float(residual.square().sum())) / total
 
 
+def _losses(
+    source: WeightSource,
+    skeleton: Skeleton,
+    rows: list[Tensor],
+    scored: list[int],
+    taps: Sequence[CacheTap | None],
+    dtype: torch.dtype,
+    device: torch.device,
+    emit: Emit,
+) -> list[Tensor]:
+    """For each tap on the KV cache the summed loss of every window, float64 [W]; every weight is read once."""
+    outer = {n: source.read([tensor], dtype)[tensor].to(device) for n, tensor in skeleton.outer.items()}
+    streams = [Stream.embed(skeleton, outer, rows) for _ in taps]
+    for block in skeleton.blocks:
+        begun = time.monotonic()
+        emit(Stage(block.index, len(skeleton.blocks), "forward"))
+        weights = {n: w.to(device) for n, w in source.read_for(block.module, block.tensors, dtype).items()}
+        for stream, tap in zip(streams, taps, strict=True):
+            stream.advance(block, weights, tap)
+        emit(BlockDone(block.index, len(skeleton.blocks), {}, time.monotonic() - begun, current_rss()))
+    losses = [torch.zeros(len(rows), dtype=torch.float64) for _ in taps]
+    for found, stream in zip(losses, streams, strict=True):
+        for i, hidden in stream.ordered():
+            found[i] = _window_loss(skeleton, outer, hidden, rows[i].to(device), scored[i])
+        if not bool(torch.isfinite(found).all()):
+            raise NumericalError("the logits are not finite", "look at the weights of the final norm and the head")
+    return losses
+
+
+def _cost(origin: str, losses: Sequence[Tensor], counts: Tensor) -> CacheCost:
+    """Compare the losses of the same windows [W] with a 16-bit cache and an FP8 one."""
+    plain, fp8 = losses
+    difference, stderr = ratio_estimate(fp8 - plain, counts)
+    return CacheCost("fp8_e4m3", origin, ratio_estimate(plain, counts)[0], difference, stderr)
+
+
 def _window_loss(skeleton: Skeleton, outer: dict[str, Tensor], hidden: Tensor, ids: Tensor, scored: int) -> float:
     """Summed loss, nats, of the last `scored` tokens of one window; hidden [T, D], ids [T]."""
     start, stop = len(ids) - scored - 1, len(ids) - 1  # the states that predict them
@@ -215,3 +253,7 @@ def _window_loss(skeleton: Skeleton, outer: dict[str, Tensor], hidden: Tensor, i
         logits = skeleton.logits(outer, hidden[None, k:end])[0].float()
         total += float(cross_entropy(logits, ids[k + 1 : end + 1], reduction="none").double().sum())
     return total
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
