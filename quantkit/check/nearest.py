@@ -1,0 +1,77 @@
+"""The choices closest to what was asked under which an engine would load everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from quantkit.check.case import Case, leaf
+from quantkit.engines.judgement import Judgement
+from quantkit.formats import FORMATS
+
+GROUPS = (128, 64, 32)  # that engines have kernels for, besides whole rows
+
+
+def nearest(case: Case, found: Judgement) -> str:
+    """Name the choices closest to what was asked under which everything loads."""
+    own = dict.fromkeys(verdict.answer.hint for verdict in found.refused)
+    if all(own):
+        return "; ".join(own)
+    ranks = [(f"`--tp {tp}`", case.at(tp)) for tp in range(case.tp - 1, 0, -1) if case.tp % tp == 0]
+    others = [name for name in case.engine.formats if name != case.format and name in FORMATS]
+    if case.stored:
+        unpacked = replace(case, stored=False)
+        converted = [(f"`quantkit convert --format {name}`", replace(unpacked, format=name)) for name in others]
+        choices = [_first(ranks), _first(converted)]
+        return ", or ".join(filter(None, choices)) or "quantize the 16-bit model again for this engine"
+    formats = [(f"`--format {name}`", replace(case, format=name)) for name in others]
+    schemes = _other_schemes(case, found)
+    choices = [_first(group) for group in (*schemes, ranks, formats)]
+    if not any(choices):
+        choices = [_first(_both(group, ranks + formats)) for group in schemes]
+    if not any(choices):
+        lost = dict.fromkeys(name for verdict in found.refused for name in verdict.names)
+        kept = replace(case, schemes={**case.schemes, **lost})
+        patterns = " ".join(dict.fromkeys(f"--ignore '*.{leaf(name)}'" for name in lost))
+        choices = [_first([(f"`{patterns}`", kept)])]
+    return ", or ".join(filter(None, choices)) or "no option changes that: choose another engine"
+
+
+Choice = tuple[str, Case]
+
+
+def _other_schemes(case: Case, found: Judgement) -> list[list[Choice]]:
+    """Other group sizes, the closest first, and fixed zero points."""
+    lost = {case.schemes[name] for verdict in found.refused for name in verdict.names} - {None}
+    asked = {scheme.group_size for scheme in lost if scheme}
+    smaller = [size for size in GROUPS if any(size < group for group in asked)]
+    sizes = [*smaller, *(size for size in reversed(GROUPS) if size not in smaller), -1]
+    groups = [(f"`--group-size {size}`", _with(case, asked, group_size=size)) for size in sizes if {size} != asked]
+    symmetric = [("`--symmetric`", _with(case, asked, symmetric=True))]
+    bits = [("`--bits 4`", _with(case, asked, bits=4))]
+    return [
+        groups,
+        symmetric if any(scheme and not scheme.symmetric for scheme in lost) else [],
+        bits if any(scheme and scheme.bits != 4 for scheme in lost) else [],
+    ]
+
+
+def _with(case: Case, groups: set[int], **changes: Any) -> Case:
+    """Change the schemes of these group sizes."""
+    schemes = {
+        name: replace(scheme, **changes) if scheme and scheme.group_size in groups else scheme
+        for name, scheme in case.schemes.items()
+    }
+    return replace(case, schemes=schemes)
+
+
+def _both(first: list[Choice], second: list[Choice]) -> Iterator[Choice]:
+    for text, case in first:
+        for also, other in second:
+            yield f"{text} with {also}", replace(other, schemes=case.schemes)
+
+
+def _first(choices: Iterable[Choice]) -> str:
+    """The first choice under which everything loads, and something is quantized."""
+    return next((text for text, case in choices if case.packed and case.judge().loads), "")
