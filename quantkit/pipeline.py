@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from quantkit.artifact import Artifact
 from quantkit.blocks.block import Block
+from quantkit.blocks.kvcache import CacheObserver, find_attentions
 from quantkit.blocks.probe import Prober
 from quantkit.blocks.skeleton import Skeleton, build_skeleton
 from quantkit.blocks.stream import Stream
@@ -22,7 +24,7 @@ from quantkit.data.corpus import load_corpus
 from quantkit.data.tokens import load_tokenizer, tokenize
 from quantkit.device import choose_device, choose_dtype, current_rss
 from quantkit.events import BlockDone, Emit, Fallback, Note, Stage, ignore
-from quantkit.formats import FORMATS
+from quantkit.formats.kv_cache import sglang_files
 from quantkit.group import LinearGroup
 from quantkit.methods import METHODS
 from quantkit.methods.base import Method
@@ -33,6 +35,7 @@ from quantkit.plan import Plan, make_plan
 from quantkit.qweight import QuantizedWeight
 from quantkit.recipe import Recipe, parse_size
 from quantkit.record import RunRecord
+from quantkit.verify import require_verified
 from quantkit.working import WorkingBlock
 
 # numerics: 4-bit codes cost a few percent at most; a linear that misses by more stopped being itself
@@ -45,34 +48,41 @@ def quantize(recipe: Recipe, model: str, out: Path | str, *, overwrite: bool = F
 
     Args:
         model: a checkpoint directory, or a name on the Hugging Face hub.
-        out: the directory to write; it appears complete or not at all.
+        out: the directory to write; it appears complete and verified, or not at all. Several formats have a folder each
+            in it.
         overwrite: replace a model that is there.
         emit: told what happens.
 
     Returns:
-        The record of the run, which is also written to the artifact.
+        The record of the run, which is also written to each artifact.
 
     Raises:
         QuantkitError: of a kind that says what was wrong; nothing is left behind.
     """
-    out = Path(out)
+    out, recipe = Path(out), recipe.validate()
     device = choose_device(recipe.device)
     plan = make_plan(recipe, model, out)
     source = plan.source
     skeleton = build_skeleton(source.path, source.tensors, device=device, trust_remote_code=recipe.trust_remote_code)
     plan = plan.keeping(_no_linears(plan, skeleton))
+    if recipe.kv_cache is not None:
+        plan = plan.caching(find_attentions(skeleton))
     record = RunRecord(plan, str(device))
     emit = record.collecting(emit)
     for fallback in plan.fallbacks:
         emit(fallback)
 
-    shard = parse_size(recipe.max_shard_size)
-    with ArtifactWriter(out, plan.specs, max_shard_bytes=shard, overwrite=overwrite, source=source.path) as writer:
+    with ExitStack() as stack:
+        artifacts = _open_artifacts(plan, out, stack, overwrite=overwrite)
         rows = _calibration_rows(recipe, source, record, emit)
         _require_finite(source)
-        quantize_checkpoint(plan, skeleton, rows, writer, record, device=device, emit=emit)
-        _write_files(plan, skeleton, writer, record)
-        writer.commit()
+        quantize_checkpoint(plan, skeleton, rows, artifacts, record, device=device, emit=emit)
+        for artifact in artifacts:
+            _write_files(plan, skeleton, artifact, record)
+            sealed = artifact.writer.seal()
+            record.verdict = require_verified(sealed, source.path, trust_remote_code=recipe.trust_remote_code)
+        for artifact in artifacts:
+            artifact.writer.commit()
     return record
 
 
@@ -81,33 +91,34 @@ def quantize_checkpoint(
     plan: Plan,
     skeleton: Skeleton,
     rows: tuple[Tensor, ...],
-    writer: ArtifactWriter,
+    artifacts: Sequence[Artifact],
     record: RunRecord,
     *,
     device: torch.device,
     emit: Emit = ignore,
 ) -> None:
-    """Stream the checkpoint through the method, one decoder block in memory at a time, and write every tensor.
+    """Stream the checkpoint through the method, one decoder block in memory at a time, and write every artifact.
 
     Args:
         rows: calibration tokens, int64 [T_i] each.
         record: gets the error of every linear and the fate of every fold.
     """
-    method, fmt, source = METHODS[plan.recipe.method], FORMATS[plan.recipe.format], plan.source
+    method, source = METHODS[plan.recipe.method], plan.source
     rounds = method.refine_rounds if plan.recipe.refine is None else plan.recipe.refine
     dtype = choose_dtype(plan.recipe.dtype, device)
     record.dtype = str(dtype).removeprefix("torch.")
     outer = {n: source.read([tensor])[tensor].to(device, dtype) for n, tensor in skeleton.embedding().items()}
     stream, prober = Stream.embed(skeleton, outer, rows, reference=method.tunes), Prober(skeleton, outer)
     del outer
-    writer.copy(source, sorted(set(source.tensors) - skeleton.inside()))
+    for artifact in artifacts:
+        artifact.write({}, source, sorted(set(source.tensors) - skeleton.inside()))
 
     for block in skeleton.blocks:
         started, stage = time.monotonic(), _stages(block, skeleton, emit)
 
         stage("read")
         work = WorkingBlock(plan, block, device, dtype)
-        groups = prober.probe(block, work.float32).groups
+        groups = prober.probe(block, work.float32).groups if work.schemes else ()
 
         stage("observe")
         stats = block.observe(work.compute(), stream.inputs(block), groups, device)
@@ -131,11 +142,14 @@ def quantize_checkpoint(
         _tell_lost(errors, emit)
         del stats  # the largest part; neither this block's output nor the next block needs it
 
-        stage("advance")  # later blocks see the error of earlier ones
-        stream.advance(block, work.compute(quantized))
+        stage("advance")  # later blocks see the error of earlier ones, and so does the cache
+        cache = CacheObserver() if plan.attentions else None
+        stream.advance(block, work.compute(quantized), cache)
 
         stage("write")
-        record.rewritten += work.write(writer, fmt, quantized)
+        record.rewritten += work.write(artifacts, quantized)
+        if cache is not None:
+            _write_cache_scales(plan, block, cache, artifacts, record)
         del work, quantized  # the next block must find their memory free
         emit(BlockDone(block.index, len(skeleton.blocks), errors, time.monotonic() - started, current_rss()))
 
@@ -221,8 +235,9 @@ def _calibration_rows(recipe: Recipe, source: Checkpoint, record: RunRecord, emi
     corpus = load_corpus(recipe.calibration, split=recipe.calibration_split, column=recipe.calibration_column)
     rows = tokenize(corpus, tokenizer, samples=recipe.samples, seq_len=recipe.seq_len, seed=recipe.seed, emit=emit)
     record.calibration = rows.report
+    packed = record.plan.packed
     widest, name = max(
-        (columns, name) for name, (_, columns) in record.plan.shapes.items() if name in record.plan.packed
+        ((columns, name) for name, (_, columns) in record.plan.shapes.items() if name in packed), default=(0, "")
     )
     if (tokens := rows.report["tokens"]) < widest:
         emit(
@@ -239,14 +254,40 @@ def _require_finite(source: Checkpoint) -> None:
         check_finite(name, source.read([name])[name], info.file)
 
 
-def _write_files(plan: Plan, skeleton: Skeleton, writer: ArtifactWriter, record: RunRecord) -> None:
+def _open_artifacts(plan: Plan, out: Path, stack: ExitStack, *, overwrite: bool) -> list[Artifact]:
+    """Open one artifact for each format; `stack` removes what is not committed."""
+    folders, size = plan.recipe.folders(out), parse_size(plan.recipe.max_shard_size)
+    source = plan.source.path
+    return [
+        Artifact(fmt, stack.enter_context(writer), plan.scale_dtype)
+        for fmt in plan.formats
+        for writer in [
+            ArtifactWriter(folders[fmt.name], plan.specs(fmt), max_shard_bytes=size, overwrite=overwrite, source=source)
+        ]
+    ]
+
+
+def _write_cache_scales(
+    plan: Plan, block: Block, cache: CacheObserver, artifacts: Sequence[Artifact], record: RunRecord
+) -> None:
+    """Turn what a block's cache held into scales; raises CheckpointError where an attention was never seen."""
+    scales = cache.scales([name for name, index in plan.attentions.items() if index == block.index])
+    for artifact in artifacts:
+        artifact.write_cache_scales(scales)
+    record.add_cache(block.index, scales)
+
+
+def _write_files(plan: Plan, skeleton: Skeleton, artifact: Artifact, record: RunRecord) -> None:
     """Everything beside the weights: config, sidecars, the recipe and the record."""
-    fmt = FORMATS[plan.recipe.format]
-    packed = plan.packed
+    fmt, writer, packed = artifact.format, artifact.writer, plan.packed
     schemes = {name: packed.get(name) for name in skeleton.linears()}
-    config: Mapping[str, Any] = plan.source.config | {"quantization_config": fmt.config(schemes)}
-    writer.add_file("config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    copy_sidecars(plan.source.path, writer, skip=(RECIPE_FILE, RECORD_FILE))
+    quantization = fmt.config(schemes, fp8_cache=plan.recipe.kv_cache is not None)
+    files = {"config.json": plan.source.config | {"quantization_config": quantization}, **fmt.files(quantization)}
+    if record.cache:
+        files |= sglang_files(str(plan.source.config.get("model_type", "")), record.cache_by_layer())
+    copy_sidecars(plan.source.path, writer, skip=(RECIPE_FILE, RECORD_FILE, *files))
+    for name, content in files.items():
+        writer.add_file(name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     writer.add_file(RECIPE_FILE, plan.recipe.to_yaml())
-    record.finish(writer.digests())
-    writer.add_file(RECORD_FILE, record.to_text())
+    record.finish(artifact)
+    writer.add_file(RECORD_FILE, record.to_text(fmt.name))

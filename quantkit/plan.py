@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from quantkit.assignment import choose_schemes
 from quantkit.checkpoint.hub import resolve_model
 from quantkit.checkpoint.layout import TensorSpec
 from quantkit.checkpoint.linears import find_blocks, linear_shapes, natural
 from quantkit.checkpoint.reader import Checkpoint, require_quantizable
-from quantkit.errors import CheckpointError, UnsupportedScheme, UsageError
+from quantkit.errors import CheckpointError, UsageError
 from quantkit.events import Emit, Fallback, ignore
-from quantkit.formats import FORMATS
-from quantkit.patterns import assign
+from quantkit.formats import FORMATS, Format
+from quantkit.formats.base import stored_dtype
 from quantkit.recipe import Recipe
-from quantkit.scheme import Scheme, legal_groups
+from quantkit.scheme import Scheme
 from quantkit.units import gigabytes
-
-ALWAYS_KEPT = ("lm_head",)
-SERVED_GROUPS = (128, 64, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,7 @@ class Plan:
         schemes: {linear: Scheme, or None where it stays as it is}, for the same names.
         fallbacks: where the plan differs from what was asked, with the reason.
         memory: predicted peak of resident memory by part, bytes.
+        attentions: {attention module, by checkpoint name: block} whose cache gets scales.
         out: where the artifact will go, if that is known.
         model: name of the source: of its folder, or on the hub.
     """
@@ -48,6 +47,7 @@ class Plan:
     schemes: dict[str, Scheme | None]
     fallbacks: tuple[Fallback, ...]
     memory: dict[str, int]
+    attentions: dict[str, int] = field(default_factory=dict)
     out: Path | None = None
     model: str = ""
 
@@ -63,23 +63,27 @@ class Plan:
         return "F16" if stored == {"F16"} else "BF16"
 
     @property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """Every tensor of the artifact, in the order of the source's names."""
-        fmt, packed = FORMATS[self.recipe.format], self.packed
+    def formats(self) -> tuple[Format, ...]:
+        """One for each artifact."""
+        return tuple(FORMATS[name] for name in self.recipe.format)
+
+    def specs(self, fmt: Format) -> tuple[TensorSpec, ...]:
+        """Every tensor of an artifact, in the order of the source's names; the scales of the cache come last."""
+        packed, scale_dtype = self.packed, stored_dtype(fmt, self.scale_dtype)
         specs: list[TensorSpec] = []
         for name in sorted(self.source.tensors, key=natural):
             info, linear = self.source.tensors[name], name.removesuffix(".weight")
             if linear in packed and name != linear:
-                parts = fmt.specs(linear, packed[linear], self.shapes[linear], self.scale_dtype)
+                parts = fmt.specs(linear, packed[linear], self.shapes[linear], scale_dtype)
                 specs += [TensorSpec(part, dtype, shape) for part, (dtype, shape) in parts.items()]
             else:
                 specs.append(TensorSpec(name, info.dtype, info.shape))
-        return tuple(specs)
+        scales = [fmt.cache_specs(attention).items() for attention in self.attentions]
+        return (*specs, *(TensorSpec(name, dtype, shape) for each in scales for name, (dtype, shape) in each))
 
-    @property
-    def output_bytes(self) -> int:
-        """Bytes of all tensors of the artifact."""
-        return sum(spec.nbytes for spec in self.specs)
+    def output_bytes(self, fmt: Format) -> int:
+        """Bytes of all tensors of an artifact."""
+        return sum(spec.nbytes for spec in self.specs(fmt))
 
     @property
     def peak_bytes(self) -> int:
@@ -99,8 +103,14 @@ class Plan:
                 " model",
                 "it is built of other modules than torch's linears, or config.json belongs to another part of it",
             )
+        if not names:
+            return self
         fallbacks = tuple(Fallback(name, reason) for name, reason in names.items())
         return replace(self, schemes=self.schemes | dict.fromkeys(names), fallbacks=self.fallbacks + fallbacks)
+
+    def caching(self, attentions: Mapping[str, int]) -> Plan:
+        """This plan with scales for the cache of the attention modules {checkpoint name: block}."""
+        return replace(self, attentions=dict(attentions))
 
     def summary(self) -> list[str]:
         """The plan in a few lines."""
@@ -108,15 +118,17 @@ class Plan:
         by_scheme: dict[Scheme, int] = {}
         for scheme in packed.values():
             by_scheme[scheme] = by_scheme.get(scheme, 0) + 1
-        what = " · ".join(f"{count} linears → {scheme}" for scheme, count in by_scheme.items())
+        what = [f"{count} linears → {scheme}" for scheme, count in by_scheme.items()]
+        what += [f"{self.recipe.kv_cache} KV cache"] if self.recipe.kv_cache else []
         rest = len(self.source.tensors) - len(packed)
+        parts = ", ".join(f"{part} {gigabytes(size)}" for part, size in self.memory.items())
+        sizes = " + ".join(gigabytes(self.output_bytes(fmt)) for fmt in self.formats)
         free = shutil.disk_usage(_existing(self.out or Path())).free
         lines = [
-            f"Plan  {self.blocks} blocks · {what} · {self.recipe.method} · {self.recipe.format}",
+            f"Plan  {self.blocks} blocks · {' · '.join(what)} · {self.recipe.method} · {', '.join(self.recipe.format)}",
             f"      kept as they are: {rest} tensors{_kept_names(self)}",
-            f"      size {gigabytes(self.source.nbytes)} → {gigabytes(self.output_bytes)}"
-            f" · disk {gigabytes(free)} free · memory about {gigabytes(self.peak_bytes)}"
-            f" ({', '.join(f'{part} {gigabytes(size)}' for part, size in self.memory.items())})",
+            f"      size {gigabytes(self.source.nbytes)} → {sizes} · disk {gigabytes(free)} free"
+            f" · memory about {gigabytes(self.peak_bytes)} ({parts})",
         ]
         return lines + [f"      {fallback.name}: {fallback.reason}" for fallback in self.fallbacks[:5]]
 
@@ -125,13 +137,16 @@ class Plan:
         return {
             "source": str(self.source.path),
             "method": self.recipe.method,
-            "format": self.recipe.format,
+            "formats": list(self.recipe.format),
+            "kv_cache": self.recipe.kv_cache,
+            "target": self.recipe.target,
+            "tp": self.recipe.tp,
             "blocks": self.blocks,
             "linears": {name: str(scheme) if scheme else None for name, scheme in self.schemes.items()},
             "tensors": len(self.source.tensors),
             "packed": len(self.packed),
             "source_bytes": self.source.nbytes,
-            "output_bytes": self.output_bytes,
+            "output_bytes": sum(self.output_bytes(fmt) for fmt in self.formats),
             "peak_bytes": self.peak_bytes,
             "memory": self.memory,
             "fallbacks": [{"name": f.name, "reason": f.reason} for f in self.fallbacks],
@@ -157,80 +172,12 @@ def make_plan(recipe: Recipe, model: str, out: Path | None = None, emit: Emit = 
         raise UsageError(f"`{out}` is the source", "choose another output folder")
     prefix, count = find_blocks(source)
     shapes = linear_shapes(source, prefix)
-    schemes = assign(list(shapes), recipe.scheme, recipe.ignore, recipe.overrides, ALWAYS_KEPT)
-    schemes = {name: schemes[name] for name in shapes}
-    schemes, fallbacks = _fit(recipe, shapes, schemes)
-    if not any(schemes.values()):
-        raise UsageError("nothing is left to quantize", "loosen `--ignore`, or choose another `--group-size`")
+    schemes, fallbacks = choose_schemes(recipe, source, shapes)
     for fallback in fallbacks:
         emit(fallback)
     memory = _memory(recipe, source, prefix, shapes)
     name = Path(model).resolve().name if Path(model).exists() else model
-    return Plan(recipe, source, count, shapes, schemes, fallbacks, memory, out, name)
-
-
-def _fit(
-    recipe: Recipe, shapes: Mapping[str, tuple[int, int]], schemes: Mapping[str, Scheme | None]
-) -> tuple[dict[str, Scheme | None], tuple[Fallback, ...]]:
-    """Apply the policy for linears that the format or the group size does not allow."""
-    fmt = FORMATS[recipe.format]
-    fitted, fallbacks, refused = dict(schemes), [], {}
-    for name, scheme in schemes.items():
-        if scheme is None:
-            continue
-        try:
-            fmt.check(scheme, shapes[name])
-        except UnsupportedScheme as error:
-            smaller = _smaller(fmt, scheme, shapes[name]) if recipe.indivisible == "smaller-group" else None
-            fitted[name] = smaller
-            if recipe.indivisible == "fail":
-                refused[name] = error
-            elif smaller is not None:
-                fallbacks.append(Fallback(name, f"group size {smaller.group_size} instead of {scheme.group_size}"))
-            else:
-                fallbacks.append(Fallback(name, f"kept in 16 bit: {error.message}"))
-    if refused:
-        _refuse(refused, shapes, schemes)
-    return fitted, tuple(fallbacks)
-
-
-def _smaller(fmt: Any, scheme: Scheme, shape: tuple[int, int]) -> Scheme | None:
-    for size in legal_groups(shape[1]):
-        if scheme.group_size == -1 or size <= scheme.group_size:
-            candidate = replace(scheme, group_size=size)
-            try:
-                fmt.check(candidate, shape)
-            except UnsupportedScheme:
-                continue
-            return candidate
-    return None
-
-
-def _refuse(
-    refused: Mapping[str, UnsupportedScheme],
-    shapes: Mapping[str, tuple[int, int]],
-    schemes: Mapping[str, Scheme | None],
-) -> None:
-    """Raise one error that names the kinds of linears that do not fit, and what would."""
-    kinds: dict[str, list[str]] = {}
-    for name in refused:
-        kinds.setdefault(f"*.{name.rpartition('.')[2]}", []).append(name)
-    listed = ", ".join(f"`{kind}` ({len(names)}, {shapes[names[0]][1]:,} inputs)" for kind, names in kinds.items())
-    first = next(iter(refused.values()))
-    message = f"{len(refused)} linears do not fit: {listed}: {first.message}"
-    if all(scheme.fits(shapes[name][1]) for name in refused if (scheme := schemes[name])):
-        raise UnsupportedScheme(message, first.hint)  # no group size would help
-    common = set.intersection(*(set(legal_groups(shapes[name][1])) for name in refused))
-    served = [str(size) for size in SERVED_GROUPS if size in common]
-    others = [str(size) for size in (256, 192, 96, 48, 16) if size in common]
-    if any(shapes[name][1] % 8 for name in refused):  # the codes in a word
-        raise UnsupportedScheme(message, "use `--indivisible keep`, or leave them out with `--ignore`")
-    sizes = ", ".join([*served, *others, "-1"])
-    raise UnsupportedScheme(
-        message,
-        f"`--group-size` may be {sizes} (engines have kernels for {', '.join(map(str, SERVED_GROUPS))} and -1); or let "
-        "`--indivisible smaller-group` or `--indivisible keep` decide, or leave them out with `--ignore`",
-    )
+    return Plan(recipe, source, count, shapes, schemes, fallbacks, memory, out=out, model=name)
 
 
 def _memory(recipe: Recipe, source: Checkpoint, prefix: str, shapes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
@@ -241,9 +188,10 @@ def _memory(recipe: Recipe, source: Checkpoint, prefix: str, shapes: Mapping[str
     widths = [columns for _, columns in linears.values()]
     hidden, widest = min(widths, default=0), max(widths, default=0)
     # Gram matrices: q/k/v, o and gate/up read the hidden width, down the widest; one more is being factored or rescaled
-    grams = 4 * (3 * hidden**2 + (1 + (recipe.method != "rtn")) * widest**2)
+    rounds = recipe.method != "none"
+    grams = rounds * 4 * (3 * hidden**2 + (1 + (recipe.method != "rtn")) * widest**2)
     # the weight itself, its permutation, its errors, and its grid
-    largest = 4 * 4 * max((n * k for n, k in linears.values()), default=0)
+    largest = rounds * 4 * 4 * max((n * k for n, k in linears.values()), default=0)
     return {
         "runtime": 600_000_000,  # the interpreter with torch and transformers, and what the allocator keeps
         "block": max(sum(info.nbytes for info in first) + grams + largest, sum(outer)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantkit.artifact import Artifact
 from quantkit.device import peak_rss
 from quantkit.events import Event, Fallback, Note
+from quantkit.formats.kv_cache import CacheScales
 from quantkit.group import LinearGroup
 from quantkit.ops.affine import dequantize
 from quantkit.ops.linalg import output_error
@@ -22,6 +24,7 @@ from quantkit.ops.stats import InputStats
 from quantkit.plan import Plan
 from quantkit.qweight import QuantizedWeight
 from quantkit.units import gigabytes
+from quantkit.verify import Verdict
 
 FORMAT_VERSION = 1
 # output rows that a linear's error is taken over, evenly spaced: all of them would cost as much as the rounding itself
@@ -41,6 +44,9 @@ class RunRecord:
         folds: one entry per group that could be rescaled: block, producer, linears, applied, evidence.
         fallbacks: what was done in another way than asked.
         calibration: the account of the calibration rows.
+        cache: {attention module: (block, scales of its FP8 cache)}.
+        outputs: {format: bytes, digests of the files, and scales that it could not store as they were}.
+        verdict: of the last look at the written files.
     """
 
     plan: Plan
@@ -50,7 +56,9 @@ class RunRecord:
     folds: list[dict[str, Any]] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     calibration: dict[str, Any] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)
+    cache: dict[str, tuple[int, CacheScales]] = field(default_factory=dict)
+    outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    verdict: Verdict | None = None
     rewritten: int = 0
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
@@ -97,9 +105,23 @@ class RunRecord:
             }
         )
 
-    def finish(self, digests: dict[str, str]) -> None:
-        """Take the digests of the written files, and the final readings of clock and memory."""
-        self.digests = digests
+    def add_cache(self, block: int, scales: Mapping[str, CacheScales]) -> None:
+        """Record the scales of a block's FP8 cache, {attention module: scales}."""
+        self.cache |= {name: (block, each) for name, each in scales.items()}
+
+    def cache_by_layer(self) -> dict[int, CacheScales]:
+        """{block: scales of its cache}; where a block has several attentions, the largest."""
+        layers: dict[int, CacheScales] = {}
+        for block, each in self.cache.values():
+            before = layers.get(block, each)
+            layers[block] = CacheScales(max(before.k, each.k), max(before.v, each.v))
+        return layers
+
+    def finish(self, artifact: Artifact) -> None:
+        """Take the account of a written artifact, and the final readings of clock and memory."""
+        moved = {} if not artifact.moved.moved else {"scales_moved": artifact.moved.to_json()}
+        size, digests = artifact.writer.total_bytes, artifact.writer.digests()
+        self.outputs[artifact.format.name] = {"bytes": size, "sha256": digests, **moved}
         self.seconds = time.monotonic() - self.started
         self.peak_rss = peak_rss()
 
@@ -114,9 +136,15 @@ class RunRecord:
             "copied": total - packed - self.rewritten,
         }
 
-    def to_json(self) -> dict[str, Any]:
-        """The record as JSON values."""
+    def to_json(self, only: str | None = None) -> dict[str, Any]:
+        """The record as JSON values: of the whole run, or as the artifact of one format has it.
+
+        A run of one format is told as its artifact is.
+        """
         plan = self.plan
+        only = next(iter(self.outputs)) if only is None and len(self.outputs) == 1 else only
+        cache = {name: {"block": block, "k": each.k, "v": each.v} for name, (block, each) in self.cache.items()}
+        outputs = {"outputs": self.outputs} if only is None else {"format": only, "output": self.outputs[only]}
         return {
             "format_version": FORMAT_VERSION,
             "versions": versions(),
@@ -133,31 +161,44 @@ class RunRecord:
             "linears": self.linears,
             "folds": self.folds,
             "fallbacks": [{"name": f.name, "reason": f.reason} for f in self.fallbacks],
-            "output": {"bytes": plan.output_bytes, "sha256": self.digests},
+            "kv_cache": cache,
+            **outputs,
             "seconds": round(self.seconds, 2),
             "peak_rss": self.peak_rss,
             "predicted_peak": plan.peak_bytes,
         }
 
-    def to_text(self) -> str:
-        """The record as it is written."""
-        return json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
+    def to_text(self, fmt: str) -> str:
+        """The record as it is written beside the weights of a format."""
+        return json.dumps(self.to_json(fmt), indent=1, ensure_ascii=False) + "\n"
 
     def summary(self) -> list[str]:
         """The run in a few lines."""
-        errors = sorted(((entry["error"], name) for name, entry in self.linears.items()), reverse=True)
-        before, after = self.plan.source.nbytes, self.plan.output_bytes
-        lines = [
-            f"quantized {len(self.linears)} linears with {self.plan.recipe.method}:"
-            f" {gigabytes(before)} → {gigabytes(after)} ({before / after:.1f}x smaller)"
-            f" in {self.seconds:.0f} s, peak memory {gigabytes(self.peak_rss)}",
-            f"output error: median {errors[len(errors) // 2][0]:.2%}, worst {errors[0][0]:.2%} in {errors[0][1]}",
-        ]
+        spent = f"in {self.seconds:.0f} s, peak memory {gigabytes(self.peak_rss)}"
+        lines = [] if self.linears else [f"no linear quantized, {spent}"]
+        if errors := sorted(((entry["error"], name) for name, entry in self.linears.items()), reverse=True):
+            before = self.plan.source.nbytes
+            sizes = [f"{gigabytes(size)} ({before / size:.1f}x smaller)" for size in self._sizes()]
+            lines += [
+                f"quantized {len(errors)} linears with {self.plan.recipe.method}:"
+                f" {gigabytes(before)} → {' + '.join(sizes)} {spent}",
+                f"output error: median {errors[len(errors) // 2][0]:.2%}, worst {errors[0][0]:.2%} in {errors[0][1]}",
+            ]
+        if self.cache:
+            largest = max((max(each.k, each.v), name) for name, (_, each) in self.cache.items())
+            lines.append(
+                f"FP8 KV cache: scales of {len(self.cache)} layers, the largest {largest[0]:.3g} in {largest[1]}"
+            )
         for fallback in self.fallbacks[:5]:
             lines.append(f"fallback: {fallback.name}: {fallback.reason}")
         if len(self.fallbacks) > 5:
             lines.append(f"and {len(self.fallbacks) - 5} more fallbacks, listed in quantkit.json")
+        if self.verdict is not None:
+            lines.append(self.verdict.line())
         return lines
+
+    def _sizes(self) -> list[int]:
+        return [output["bytes"] for output in self.outputs.values()]
 
 
 def versions() -> dict[str, str]:

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from quantkit.artifact import Artifact
 from quantkit.blocks.block import Block, captured
 from quantkit.blocks.probe import apply_fold
 from quantkit.blocks.stream import Batch, Stream
 from quantkit.checkpoint.dtypes import TORCH_DTYPES
 from quantkit.checkpoint.reader import Checkpoint
-from quantkit.checkpoint.writer import ArtifactWriter
-from quantkit.formats.base import Format
 from quantkit.group import FoldKind, LinearGroup
 from quantkit.methods.base import Example, Loss
 from quantkit.ops.affine import dequantize
@@ -144,23 +143,24 @@ class WorkingBlock:
         reached = {name for group in groups for name in group.names}
         return {name: self.packable_weight(name) for name in self.schemes if name not in reached}
 
-    def write(self, writer: ArtifactWriter, fmt: Format, quantized: Mapping[str, QuantizedWeight]) -> int:
-        """Write the block: packed linears, what a fold changed, and the bytes of everything else.
+    def write(self, artifacts: Sequence[Artifact], quantized: Mapping[str, QuantizedWeight]) -> int:
+        """Write the block to every artifact: packed linears, what a fold changed, the bytes of everything else.
 
         Returns:
             How many tensors a fold rewrote.
         """
-        copied, rewritten = [], {}
+        packed, copied, rewritten = {}, [], {}
         for name, tensor in self.block.tensors.items():
             linear = name.removesuffix(".weight")
             if linear in quantized:
-                writer.write(fmt.pack(self.full_name(linear), quantized[linear]))
+                packed[self.full_name(linear)] = quantized[linear]
             elif name in self._changed:
                 rewritten[tensor] = self._weights[name]
             else:
                 copied.append(tensor)
-        writer.write(rewritten)
-        writer.copy(self.source, copied)
+        for artifact in artifacts:
+            artifact.pack(packed)
+            artifact.write(rewritten, self.source, copied)
         return len(rewritten)
 
 

@@ -12,7 +12,7 @@ import quantkit
 
 ROOT = Path(quantkit.__file__).parent
 ROWS: tuple[tuple[str, ...], ...] = (  # lowest first
-    ("errors", "events", "units"),
+    ("errors", "events", "gpus", "units"),
     ("scheme",),
     ("patterns",),
     ("recipe",),
@@ -21,7 +21,8 @@ ROWS: tuple[tuple[str, ...], ...] = (  # lowest first
     ("methods", "formats", "engines"),
     ("checkpoint", "blocks", "data", "kernels"),
     ("weights",),
-    ("check", "fit", "convert", "verify", "runtime"),
+    ("artifact", "check", "fit", "convert", "verify", "runtime"),
+    ("assignment",),
     ("plan",),
     ("record", "working", "inspection"),
     ("pipeline", "eval"),

@@ -176,18 +176,29 @@ class ArtifactWriter:
                 self._digests = {shard.file: _sha256(directory / shard.file) for shard in self.shards}
         return dict(self._digests)
 
+    def seal(self) -> Path:
+        """Write the index, and return the temporary directory: complete, to be read before the commit.
+
+        Raises:
+            CheckpointError: tensors are missing.
+            ResourceError: the disk refuses.
+        """
+        directory = self._open_directory()
+        self._require_complete()
+        if len(self.shards) > 1:
+            with explain(self.out):
+                (directory / INDEX_FILE).write_bytes(_index(self.shards))
+        return directory
+
     def commit(self) -> Path:
-        """Write the index, force everything to disk and rename the directory onto `out`, which is returned.
+        """Force everything to disk and rename the directory onto `out`, which is returned.
 
         Raises:
             CheckpointError: tensors are missing.
             ResourceError: the disk refuses; `out` is as it was.
         """
-        directory = self._open_directory()
-        self._require_complete()
+        directory = self.seal()
         with explain(self.out):
-            if len(self.shards) > 1:
-                (directory / INDEX_FILE).write_bytes(_index(self.shards))
             _sync_tree(directory)
             self._swap_in(directory)
             self._committed = True

@@ -11,9 +11,9 @@ import typer
 
 from quantkit.cli.console import Console
 from quantkit.errors import QuantkitError, UsageError
-from quantkit.recipe import DTYPES, FORMAT_NAMES, INDIVISIBLE, METHOD_NAMES, Recipe
+from quantkit.recipe import DTYPES, FORMAT_NAMES, INDIVISIBLE, KV_CACHES, METHOD_NAMES, TARGETS, Recipe
 
-WHAT, CALIBRATION, RESOURCES, OUTPUT = "What", "Calibration", "Resources", "Output"
+WHAT, SCHEME, CALIBRATION, RESOURCES, OUTPUT = "What", "Scheme", "Calibration", "Resources", "Output"
 _DEFAULTS = Recipe()
 
 
@@ -24,7 +24,8 @@ def _either(names: Sequence[str]) -> str:
 def _option(name: str, help: str, panel: str, metavar: str | None = None) -> Any:
     """Make the option of one Recipe field; its own default is None, so that a recipe file can speak."""
     default = getattr(_DEFAULTS, name.split("/")[0].lstrip("-").replace("-", "_"))
-    said = "" if default is None or default == () or isinstance(default, bool) else f" (default {default})"
+    default = ", ".join(default) if isinstance(default, tuple) else default
+    said = "" if default is None or default == "" or isinstance(default, bool) else f" (default {default})"
     return typer.Option(name, help=help + said, rich_help_panel=panel, metavar=metavar)
 
 
@@ -37,14 +38,17 @@ Texts = list[str] | None
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder, or a name on the Hugging Face hub")]
 
 Method = Annotated[str | None, _option("--method", _either(METHOD_NAMES), WHAT, "NAME")]
-Bits = Annotated[int | None, _option("--bits", "Width of a code, 4 or 8", WHAT)]
-GroupSize = Annotated[int | None, _option("--group-size", "Inputs per scale, or -1: one scale per output", WHAT)]
-Symmetric = Annotated[bool | None, _option("--symmetric/--asymmetric", "Fixed (default) or free zero points", WHAT)]
-Refine = Annotated[int | None, _option("--refine", "Rounds of refinement (default: the method's)", WHAT)]
-Ignore = Annotated[Texts, _option("--ignore", "Linears to keep in 16 bit; repeatable", WHAT, "PATTERN")]
-Override = Annotated[Texts, _option("--override", "'PATTERN: bits=8,group_size=32'; repeatable", WHAT, "TEXT")]
+KvCache = Annotated[str | None, _option("--kv-cache", f"Calibrate its scales: {_either(KV_CACHES)}", WHAT, "NAME")]
+Target = Annotated[str | None, _option("--target", f"Engine to suit: {_either(TARGETS)}", WHAT, "NAME")]
+Tp = Annotated[int | None, _option("--tp", "Its tensor-parallel ranks", WHAT)]
+Bits = Annotated[int | None, _option("--bits", "Width of a code, 4 or 8", SCHEME)]
+GroupSize = Annotated[int | None, _option("--group-size", "Inputs per scale, or -1: one scale per output", SCHEME)]
+Symmetric = Annotated[bool | None, _option("--symmetric/--asymmetric", "Fixed (default) or free zero points", SCHEME)]
+Refine = Annotated[int | None, _option("--refine", "Rounds of refinement (default: the method's)", SCHEME)]
+Ignore = Annotated[Texts, _option("--ignore", "Linears to keep in 16 bit; repeatable", SCHEME, "PATTERN")]
+Override = Annotated[Texts, _option("--override", "'PATTERN: bits=8,group_size=32'; repeatable", SCHEME, "TEXT")]
 Indivisible = Annotated[
-    str | None, _option("--indivisible", f"If the group size does not divide: {_either(INDIVISIBLE)}", WHAT, "NAME")
+    str | None, _option("--indivisible", f"If a linear does not fit: {_either(INDIVISIBLE)}", SCHEME, "NAME")
 ]
 RecipeFile = Annotated[
     Path | None,
@@ -65,7 +69,7 @@ Trust = Annotated[
 ]
 
 Out = Annotated[Path | None, _output("--out", "-o", help="Folder to write", metavar="FOLDER")]
-Format = Annotated[str | None, _option("--format", f"Layout: {_either(FORMAT_NAMES)}", OUTPUT, "NAME")]
+Format = Annotated[Texts, _option("--format", f"{_either(FORMAT_NAMES)}; repeatable", WHAT, "NAME")]
 MaxShardSize = Annotated[str | None, _option("--max-shard-size", "Of one file", OUTPUT, "SIZE")]
 Strict = Annotated[bool | None, _option("--strict/--no-strict", "A fallback makes the exit code 1", OUTPUT)]
 Overwrite = Annotated[bool, _output("--overwrite", help="Replace what is in the folder")]
@@ -78,6 +82,11 @@ Verbose = Annotated[bool, _output("--verbose", help="Print stages and tracebacks
 def quantize(
     model: Model,
     method: Method = None,
+    format: Format = None,
+    kv_cache: KvCache = None,
+    target: Target = None,
+    tp: Tp = None,
+    recipe: RecipeFile = None,
     bits: Bits = None,
     group_size: GroupSize = None,
     symmetric: Symmetric = None,
@@ -85,7 +94,6 @@ def quantize(
     ignore: Ignore = None,
     override: Override = None,
     indivisible: Indivisible = None,
-    recipe: RecipeFile = None,
     calibration: Calibration = None,
     calibration_split: Split = None,
     calibration_column: Column = None,
@@ -96,7 +104,6 @@ def quantize(
     dtype: Dtype = None,
     trust_remote_code: Trust = None,
     out: Out = None,
-    format: Format = None,
     max_shard_size: MaxShardSize = None,
     strict: Strict = None,
     overwrite: Overwrite = False,
@@ -110,6 +117,8 @@ def quantize(
     quantkit quantize ./llama-8b -o ./llama-8b-w4
 
     quantkit quantize ./llama-8b -o ./out --method awq --asymmetric --dry-run
+
+    quantkit quantize ./llama-8b -o ./out --format awq --format gptq --kv-cache fp8 --target sglang
     """
     given = dict(locals())  # nothing but the parameters exists yet
     asked = recipe_of(recipe, {field.name: given[field.name] for field in fields(Recipe)})
@@ -147,7 +156,8 @@ def _run(console: Console, recipe: Recipe, model: str, out: Path, *, overwrite: 
         record = run(recipe, model, out, overwrite=overwrite, emit=emit)
     for line in record.summary():
         console.line(line)
-    console.result(record.to_json() if as_json else {}, [str(out)], as_json=as_json)
+    folders = [str(folder) for folder in recipe.folders(out).values()]
+    console.result(record.to_json() if as_json else {}, folders, as_json=as_json)
     if recipe.strict and record.fallbacks:
         count = len(record.fallbacks)
         were = "thing was" if count == 1 else "things were"

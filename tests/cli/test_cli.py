@@ -99,13 +99,17 @@ OPTIONS: dict[str, tuple[list[str], Any]] = {
     "ignore": (["--ignore", "o_proj", "--ignore", "re:.*k"], ("o_proj", "re:.*k")),
     "override": (["--override", "a: bits=8", "--override", "b: bits=4"], ("a: bits=8", "b: bits=4")),
     "indivisible": (["--indivisible", "keep"], "keep"),
-    "format": (["--format", "compressed-tensors"], "compressed-tensors"),
+    "format": (["--format", "awq", "--format", "gptq"], ("awq", "gptq")),
+    "kv_cache": (["--kv-cache", "fp8"], "fp8"),
+    "target": (["--target", "vllm"], "vllm"),
+    "tp": (["--tp", "2", "--target", "vllm"], 2),
     "device": (["--device", "cuda:1"], "cuda:1"),
     "dtype": (["--dtype", "float32"], "float32"),
     "max_shard_size": (["--max-shard-size", "1GiB"], "1GiB"),
     "strict": (["--strict"], True),
     "trust_remote_code": (["--trust-remote-code"], True),
 }
+BESIDE: dict[str, dict[str, Any]] = {"tp": {"target": "vllm"}}
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Recipe)])
@@ -114,7 +118,8 @@ def test_every_recipe_field_is_an_option(name: str, library: Library) -> None:
 
     assert run(["quantize", "m", "-o", "out", *arguments]) == 0
 
-    assert library.calls == [("quantize", (Recipe(**{name: value}), "m", Path("out")), {"overwrite": False})]
+    recipe = Recipe(**{name: value} | BESIDE.get(name, {}))
+    assert library.calls == [("quantize", (recipe, "m", Path("out")), {"overwrite": False})]
 
 
 def test_the_command_line_wins_over_the_recipe_file(library: Library, tmp_path: Path) -> None:
@@ -172,6 +177,7 @@ def test_perplexity(library: Library, capsys: Capture) -> None:
     assert run(["eval", "perplexity", "m"]) == 0
 
     defaults = {
+        "kv_cache": None,
         "data": "builtin-heldout",
         "split": None,
         "column": None,
@@ -189,6 +195,7 @@ def test_perplexity(library: Library, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "changed"),
     [
+        (["--kv-cache", "fp8"], {"kv_cache": "fp8"}),
         (["--data", "x.txt"], {"data": "x.txt"}),
         (["--split", "test"], {"split": "test"}),
         (["--column", "body"], {"column": "body"}),
@@ -227,7 +234,7 @@ def test_inspect(library: Library, capsys: Capture) -> None:
         (
             "quantize m --method gtpq",
             "`--method` is `gtpq`, which is not known",
-            "did you mean `gptq`? The choices are rtn, gptq, awq, awq+gptq",
+            "did you mean `gptq`? The choices are rtn, gptq, awq, awq+gptq, none",
         ),
         ("quantize m --bits 3", "3 bits are not supported", "choose one of 4, 8"),
         ("quantize m --samples 0", "`--samples` is 0, and must be at least 1", ""),

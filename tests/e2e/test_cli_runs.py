@@ -91,8 +91,9 @@ def test_the_plan_foretells_the_files(make_artifact: Make) -> None:
     plan, tensors = made.record.plan, read_all(made.path)
 
     assert sorted(plan.packed) == packed_linears(tensors)
-    assert {spec.name for spec in plan.specs} == set(tensors)
-    assert plan.output_bytes == sum(t.numel() * t.element_size() for t in tensors.values())
+    (fmt,) = plan.formats
+    assert {spec.name for spec in plan.specs(fmt)} == set(tensors)
+    assert plan.output_bytes(fmt) == sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 @pytest.mark.parametrize("strict", [False, True])

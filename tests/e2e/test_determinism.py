@@ -18,14 +18,14 @@ from quantkit.recipe import METHOD_NAMES, Recipe
 Make = Callable[..., Any]
 
 
-@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("method", [name for name in METHOD_NAMES if name != "none"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_run_repeats_byte_for_byte(make_artifact: Make, tmp_path: Path, method: str, dtype: str) -> None:
     made = make_artifact("qwen2", method=method, dtype=dtype)
 
     again = quantize(made.record.plan.recipe, str(made.source), tmp_path / "again")
 
-    assert digests(tmp_path / "again") == digests(made.path) == again.digests
+    assert digests(tmp_path / "again") == digests(made.path) == again.outputs["compressed-tensors"]["sha256"]
     names = {file.name for file in made.path.iterdir()}
     assert {file.name for file in (tmp_path / "again").iterdir()} == names
     for name in names - {"quantkit.json"}:  # which holds times

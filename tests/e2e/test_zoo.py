@@ -13,7 +13,6 @@ from zoo.artifacts import changed, dequantized, packed_linears, read_all, read_c
 from zoo.models import EVERY, TWELVE, full_model, rows
 
 import quantkit
-from quantkit.recipe import METHOD_NAMES
 
 Make = Callable[..., Any]
 IDS = torch.stack(rows(18, 18, seed=7))
@@ -23,7 +22,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "awq": {"symmetric": False, "group_size": 16},
     "awq+gptq": {"symmetric": True},
 }
-RUNS = [(architecture, method) for architecture in TWELVE for method in METHOD_NAMES] + [
+RUNS = [(architecture, method) for architecture in TWELVE for method in SCHEMES] + [
     (architecture, "awq+gptq") for architecture in EVERY[len(TWELVE) :]
 ]
 
@@ -120,7 +119,7 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("method", SCHEMES)
 @pytest.mark.parametrize("architecture", sorted(READERS))
 @torch.no_grad()
 def test_recorded_errors_are_those_of_the_artifact(
