@@ -137,7 +137,7 @@ def recipe_of(path: Path | None, given: dict[str, Any]) -> Recipe:
         UsageError: the file cannot be read, or a field is out of range.
     """
     base = Recipe.from_yaml(path) if path else Recipe()
-    return base.merged(**{name: value for name, value in given.items() if value != []}).validate()
+    return base.merged(**{name: value for name, value in given.items() if value not in ([], ())}).validate()
 
 
 def _plan(console: Console, recipe: Recipe, model: str, out: Path | None, *, as_json: bool) -> int:
