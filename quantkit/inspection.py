@@ -137,7 +137,11 @@ def _bytes_by_kind(source: WeightSource) -> dict[str, int]:
     return kinds
 
 
-_KINDS = {"weight_packed": "codes", "weight_scale": "scales", "weight_zero_point": "zero points"}
+_KINDS = (  # of the tensors of a packed linear, in all formats
+    dict.fromkeys(("weight_packed", "qweight", "weight"), "codes")
+    | dict.fromkeys(("weight_scale", "scales"), "scales")
+    | dict.fromkeys(("weight_zero_point", "qzeros"), "zero points")
+)
 
 
 def _count(items: Any) -> dict[str, int]:

@@ -119,13 +119,17 @@ class WeightSource:
 
     def quantized(self, linear: str) -> QuantizedWeight:
         """Read one packed linear."""
-        assert self.format is not None
-        stored = [f"{linear}.{suffix}" for suffix in self.format.suffixes]
-        tensors = self.checkpoint.read(name for name in stored if name in self.checkpoint.tensors)
-        try:
-            return self.format.unpack(linear, tensors, self.schemes[linear])
-        except CheckpointError as error:
-            raise CheckpointError(error.message, error.hint or DAMAGED) from None
+        return self._unpacked(linear, self.checkpoint.read(self._parts(linear)))
+
+    def outline(self, linear: str) -> QuantizedWeight:
+        """Read one packed linear but for its codes, which are on the meta device: a small part of what is stored.
+
+        Everything that `quantized` refuses is refused here.
+        """
+        codes, *others = self._parts(linear)
+        info = self.checkpoint.info(codes)
+        absent = torch.empty(info.shape, dtype=TORCH_DTYPES[info.dtype], device="meta")
+        return self._unpacked(linear, {codes: absent} | self.checkpoint.read(others))
 
     def read_for(
         self, module: nn.Module, tensors: Mapping[str, str], dtype: torch.dtype | None = None
@@ -164,6 +168,19 @@ class WeightSource:
                 tensor = self.checkpoint.read([name])[name]
                 found[name] = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
         return found
+
+    def _parts(self, linear: str) -> list[str]:
+        """Names of the stored tensors of a packed linear, its codes first."""
+        assert self.format is not None
+        names = (f"{linear}.{suffix}" for suffix in self.format.suffixes)
+        return [name for name in names if name in self.checkpoint.tensors]
+
+    def _unpacked(self, linear: str, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
+        assert self.format is not None
+        try:
+            return self.format.unpack(linear, tensors, self.schemes[linear])
+        except CheckpointError as error:
+            raise CheckpointError(error.message, error.hint or DAMAGED) from None
 
     def _cache_scale(self, name: str) -> float:
         info = self.checkpoint.tensors[name]

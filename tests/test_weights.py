@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,13 @@ def test_a_loaded_artifact_generates(make_artifact: Make) -> None:
     assert {p.dtype for p in model.parameters()} == {torch.float16}
 
 
+@dataclass(frozen=True)
+class Spot:
+    """Stands in for an artifact made alone."""
+
+    path: Path
+
+
 def spoiled(made: Any, to: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
     shutil.copytree(made.path, to)
     tensors, config = load_file(to / "model.safetensors"), read_config(to)
@@ -76,6 +84,115 @@ def spoiled(made: Any, to: Path, change: Callable[[dict[str, Any], dict[str, Any
 
 
 K0 = "model.layers.0.self_attn.k_proj"
+
+
+FOUR = ["compressed-tensors", "gptq", "awq", "modelopt"]
+
+
+@pytest.mark.parametrize("fmt", FOUR)
+def test_every_format_reads_the_same(make_artifact: Make, fmt: str) -> None:
+    made = make_artifact("llama", method="rtn", format=FOUR, kv_cache="fp8")
+    expected = dequantized(made.path / "compressed-tensors")
+    scales = {name for name in expected if name.endswith(("k_scale", "v_scale"))}
+
+    source = WeightSource.open(made.path / fmt)
+
+    assert source.format is not None and source.format.name == fmt and source.dtype == torch.float16
+    assert list(source.tensors) == sorted(read_all(made.source)) == sorted(expected.keys() - scales)
+    found = source.read(source.tensors, torch.float32)
+    assert all(torch.equal(tensor, expected[name].float()) for name, tensor in found.items())
+    assert {linear: source.shape(linear) for linear in source.schemes} == {
+        name.removesuffix(".weight"): tuple(t.shape) for name, t in found.items() if name.endswith("_proj.weight")
+    }
+    assert {source.scale_dtype(linear) for linear in source.schemes} == {"F16"}
+
+
+@pytest.mark.parametrize("fmt", ["compressed-tensors", "modelopt", "awq"])
+def test_scales_of_a_cache_have_one_owner_in_every_spelling(make_artifact: Make, fmt: str) -> None:
+    made = make_artifact("llama", method="rtn", format=FOUR, kv_cache="fp8")
+    tensors = read_all(made.path / "compressed-tensors")
+
+    found = WeightSource.open(made.path / fmt).cache_scales()
+
+    wanted = {
+        f"model.layers.{i}.self_attn": tuple(
+            tensors[f"model.layers.{i}.self_attn.{which}_scale"].item() for which in "kv"
+        )
+        for i in range(2)
+    }
+    assert {name: (each.k, each.v) for name, each in found.items()} == (wanted if fmt != "awq" else {})
+
+
+@pytest.mark.parametrize("fmt", FOUR)
+def test_an_outline_is_a_linear_without_its_codes(make_artifact: Make, fmt: str) -> None:
+    made = make_artifact("llama", method="rtn", format=FOUR, kv_cache="fp8")
+    source = WeightSource.open(made.path / fmt)
+
+    for linear in source.schemes:
+        whole, outline = source.quantized(linear), source.outline(linear)
+        assert outline.codes.is_meta and outline.codes.shape == whole.codes.shape
+        assert outline.codes.dtype == whole.codes.dtype and outline.scheme == whole.scheme
+        assert torch.equal(outline.scale, whole.scale) and torch.equal(outline.zero_point, whole.zero_point)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "file", "content"),
+    [
+        ("gptq", "quantize_config.json", {"bits": 4, "group_size": 32, "sym": True, "desc_act": False}),
+        ("awq", "quant_config.json", {"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}),
+        ("modelopt", "hf_quant_config.json", {"quantization": {"quant_algo": "W4A16_AWQ", "group_size": 32}}),
+    ],
+)
+def test_a_config_may_lie_in_a_file_of_its_own(
+    make_artifact: Make, tmp_path: Path, fmt: str, file: str, content: dict[str, Any]
+) -> None:
+    made = make_artifact("llama", method="rtn", format=FOUR, kv_cache="fp8")
+    shutil.copytree(made.path / fmt, tmp_path / "m")
+    config = read_config(tmp_path / "m")
+    del config["quantization_config"]
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "m" / file).write_text(json.dumps(content))
+
+    source, whole = WeightSource.open(tmp_path / "m"), WeightSource.open(made.path / fmt)
+
+    assert source.schemes == whole.schemes and len(source.schemes) == 14
+    assert source.config == {"quant_method": fmt} | content
+    assert torch.equal(source.quantized(K0).codes, whole.quantized(K0).codes)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_scale_of_a_cache_that_is_none_is_refused(make_artifact: Make, tmp_path: Path, value: float) -> None:
+    def change(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+        tensors["model.layers.1.self_attn.v_scale"] = torch.tensor([value])
+
+    made = make_artifact("llama", method="rtn", format=FOUR, kv_cache="fp8")
+    path = spoiled(Spot(made.path / "compressed-tensors"), tmp_path / "m", change)
+
+    with pytest.raises(CheckpointError, match=r"`model.layers.1.self_attn.v_scale` is .*, which is no scale"):
+        WeightSource.open(path).cache_scales()
+
+
+def test_a_cache_with_half_its_scales_is_refused(make_artifact: Make, tmp_path: Path) -> None:
+    def change(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+        del tensors["model.layers.1.self_attn.v_scale"]
+
+    def per_head(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+        tensors["model.layers.0.self_attn.k_scale"] = torch.ones(2)
+
+    made = Spot(make_artifact("llama", method="rtn", format=FOUR, kv_cache="fp8").path / "compressed-tensors")
+
+    with pytest.raises(CheckpointError, match=r"`model.layers.1.self_attn` has no scale for V of its KV cache"):
+        WeightSource.open(spoiled(made, tmp_path / "a", change)).cache_scales()
+    with pytest.raises(CheckpointError, match=r"k_scale` is \[2\], and only one scale for all heads is read"):
+        WeightSource.open(spoiled(made, tmp_path / "b", per_head)).cache_scales()
+
+
+def test_a_part_that_another_format_owns_is_not_overlooked(make_artifact: Make, tmp_path: Path) -> None:
+    def change(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+        tensors[f"{K0}.weight_g_idx"] = torch.zeros(64, dtype=torch.int32)
+
+    with pytest.raises(CheckpointError, match=f"`{K0}.weight_g_idx` changes what the linear computes"):
+        WeightSource.open(spoiled(make_artifact("llama", method="rtn"), tmp_path / "m", change))
 
 
 def other_method(tensors: dict[str, Any], config: dict[str, Any]) -> None:

@@ -45,7 +45,8 @@ class Moved:
         """Say it in one line."""
         if not self.moved:
             return f"{self.total:,} scales, all stored as they were"
-        return f"{self.moved:,} of {self.total:,} scales moved, the furthest by {self.largest:.2%} in {self.where}"
+        by = f"{self.largest:.2%}" if self.largest >= 1e-4 else "less than 0.01%"
+        return f"{self.moved:,} of {self.total:,} scales moved, the furthest by {by} in {self.where}"
 
     def to_json(self) -> dict[str, Any]:
         """The counts as JSON values."""
