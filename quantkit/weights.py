@@ -1,4 +1,7 @@
-"""The weights of a directory, packed or not, by the names of the plain model: `X.weight` whatever the file holds."""
+"""The weights of a directory, packed or not, by the names of the plain model: `X.weight` whatever the file holds.
+
+Opening it and asking for shapes reads headers and imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from quantkit.checkpoint.dtypes import TORCH_DTYPES
 from quantkit.checkpoint.header import TensorInfo
 from quantkit.checkpoint.locate import read_json_object
 from quantkit.checkpoint.reader import Checkpoint
@@ -19,9 +18,13 @@ from quantkit.errors import CheckpointError
 from quantkit.formats import FORMATS, reader_of
 from quantkit.formats.base import Format
 from quantkit.formats.kv_cache import CacheScales, cache_scale_owner
-from quantkit.ops.affine import dequantize
-from quantkit.qweight import QuantizedWeight
 from quantkit.scheme import Scheme
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from quantkit.qweight import QuantizedWeight
 
 DAMAGED = "the artifact is damaged: copy it again, or quantize again"
 CONFIG_KEYS = ("quantization_config", "compression_config")  # compat: the second is what releases of 2024 wrote
@@ -41,7 +44,7 @@ class WeightSource:
         schemes: {linear: scheme} of the packed ones.
         tensors: every tensor of the plain model, sorted by name, and how it is stored; None for a packed linear.
         config: what describes the packing, empty for a plain checkpoint; not always from config.json.
-        dtype: of most bytes of the plain floating-point tensors; None where there are none.
+        dtype: safetensors dtype of most bytes of the plain floating-point tensors; None where there are none.
     """
 
     checkpoint: Checkpoint
@@ -49,7 +52,7 @@ class WeightSource:
     schemes: dict[str, Scheme]
     tensors: dict[str, TensorInfo | None]
     config: dict[str, Any] = field(default_factory=dict)
-    dtype: torch.dtype | None = None
+    dtype: str | None = None
 
     @classmethod
     def open(cls, path: Path) -> WeightSource:
@@ -126,6 +129,10 @@ class WeightSource:
 
         Everything that `quantized` refuses is refused here.
         """
+        import torch
+
+        from quantkit.checkpoint.dtypes import TORCH_DTYPES
+
         codes, *others = self._parts(linear)
         info = self.checkpoint.info(codes)
         absent = torch.empty(info.shape, dtype=TORCH_DTYPES[info.dtype], device="meta")
@@ -156,14 +163,18 @@ class WeightSource:
         """Read tensors by the plain model's names; packed ones are dequantized.
 
         Args:
-            dtype: of floating-point results; None keeps what is stored, and gives packed linears `self.dtype`.
+            dtype: of floating-point results; None keeps what is stored, and gives packed linears that of `self.dtype`.
         """
+        from quantkit.checkpoint.dtypes import TORCH_DTYPES
+        from quantkit.ops.affine import dequantize
+
+        plain = TORCH_DTYPES[self.dtype] if self.dtype else None
         found = {}
         for name in names:
             linear = name.removesuffix(".weight")
             if linear in self.schemes and linear != name:
                 q = self.quantized(linear)
-                found[name] = dequantize(q, dtype or self.dtype or q.scale.dtype)
+                found[name] = dequantize(q, dtype or plain or q.scale.dtype)
             else:
                 tensor = self.checkpoint.read([name])[name]
                 found[name] = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
@@ -244,13 +255,13 @@ def _shapes(sides: tuple[int, ...], per_element: int) -> tuple[tuple[int, int], 
     )
 
 
-def _main_dtype(infos: Iterable[TensorInfo]) -> torch.dtype | None:
-    """The dtype of most bytes of the floating-point tensors."""
+def _main_dtype(infos: Iterable[TensorInfo]) -> str | None:
+    """The safetensors dtype of most bytes of the floating-point tensors."""
     sizes: dict[str, int] = {}
     for info in infos:
         if info.dtype in ("F16", "BF16", "F32"):
             sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
-    return TORCH_DTYPES[max(sizes, key=lambda dtype: sizes[dtype])] if sizes else None
+    return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else None
 
 
 def _required(scheme: Scheme | None, name: str) -> Scheme:

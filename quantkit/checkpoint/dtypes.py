@@ -1,4 +1,4 @@
-"""The dtype names of a safetensors header and the torch dtypes they mean. Whole-byte dtypes only."""
+"""The dtype names of a safetensors header and the torch dtypes they mean; `sizes` has what needs no torch."""
 
 from __future__ import annotations
 
@@ -28,8 +28,3 @@ if hasattr(torch, "float8_e8m0fnu"):  # torch 2.7
     TORCH_DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
 
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes of one element of a safetensors dtype that the table holds."""
-    return TORCH_DTYPES[dtype].itemsize

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from quantkit.checkpoint.dtypes import TORCH_DTYPES, itemsize
+from quantkit.checkpoint.sizes import ITEM_BYTES, itemsize
 from quantkit.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses more
@@ -168,7 +168,7 @@ def _tensor(name: str, entry: object, data_start: int, file: str) -> TensorInfo:
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in TORCH_DTYPES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise CheckpointError(
             f"{where} has dtype {dtype!a}, which quantkit cannot read", "use a BF16 or F16 checkpoint"
         )

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quantkit.checkpoint.dtypes import TORCH_DTYPES, itemsize
 from quantkit.checkpoint.header import MAX_DIMENSIONS, MAX_HEADER_BYTES, TensorInfo
 from quantkit.checkpoint.locate import SINGLE_FILE
+from quantkit.checkpoint.sizes import ITEM_BYTES, itemsize
 from quantkit.errors import CheckpointError, UsageError
 
 
@@ -26,7 +26,7 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.dtype not in TORCH_DTYPES:
+        if self.dtype not in ITEM_BYTES:
             raise CheckpointError(f"`{self.name}` cannot be written as {self.dtype!a}, which is no dtype")
         if len(self.shape) > MAX_DIMENSIONS or any(type(size) is not int or size < 0 for size in self.shape):
             raise CheckpointError(f"`{self.name}` cannot be written with shape {self.shape}, which is none")

@@ -1,7 +1,7 @@
 """A checkpoint directory, validated when it is opened and read tensor by tensor.
 
 Plain reads into the tensor's own buffer, no memory map: the pages of a map count as resident memory and
-stay there, so a run would appear to grow by the size of the model.
+stay there, so a run would appear to grow by the size of the model. Only reading a tensor imports torch.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import torch
-from torch import Tensor
-
-from quantkit.checkpoint.dtypes import TORCH_DTYPES
 from quantkit.checkpoint.header import TensorInfo, parse_json_object
 from quantkit.checkpoint.locate import read_headers, read_small, require_directory
+from quantkit.checkpoint.sizes import is_floating
 from quantkit.errors import CheckpointError, ResourceError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIG_FILE = "config.json"
 CHUNK_BYTES = 16 * 2**20
@@ -96,12 +96,12 @@ class Checkpoint:
             ResourceError: a tensor that does not fit into memory.
         """
         infos = [self.info(name) for name in dict.fromkeys(names)]
-        tensors: dict[str, Tensor] = {info.name: torch.empty(0) for info in infos}  # fixes the order asked for
+        tensors: dict[str, Tensor] = {}
         for file in sorted({info.file for info in infos}):
             with self._stream(file) as stream:
                 for info in sorted((info for info in infos if info.file == file), key=lambda info: info.start):
                     tensors[info.name] = _read_tensor(stream, info)
-        return tensors
+        return {info.name: tensors[info.name] for info in infos}
 
     def raw_chunks(self, name: str, chunk: int = CHUNK_BYTES) -> Iterator[bytearray]:
         """Yield the stored bytes of a tensor, at most `chunk` at a time, each in a buffer of its own.
@@ -127,6 +127,12 @@ class Checkpoint:
 
 
 def _read_tensor(stream: BinaryIO, info: TensorInfo) -> Tensor:
+    import torch
+
+    from quantkit.checkpoint.dtypes import TORCH_DTYPES
+
+    if info.dtype not in TORCH_DTYPES:
+        raise CheckpointError(f"`{info.name}` is {info.dtype}, which torch {torch.__version__} lacks", "update torch")
     try:
         data = torch.empty(info.nbytes, dtype=torch.uint8)
     except RuntimeError as error:
@@ -180,8 +186,8 @@ def _all_finite(tensor: Tensor) -> bool:
     # 8-bit floats have no such kernel and are widened a chunk at a time.
     parts = [flat] if tensor.element_size() > 1 else flat.split(_CHECK_ELEMENTS)
     for part in parts:
-        low, high = torch.aminmax(part if part.element_size() > 1 else part.float())
-        if not (torch.isfinite(low) and torch.isfinite(high)):
+        low, high = (part if part.element_size() > 1 else part.float()).aminmax()
+        if not (low.isfinite() and high.isfinite()):
             return False
     return True
 
@@ -201,7 +207,7 @@ def require_quantizable(ckpt: Checkpoint) -> None:
             raise CheckpointError(
                 f"`{info.name}` in `{info.file}` is a packed weight: {info.dtype} {shape}; the model is quantized", hint
             )
-    floats = [info for info in ckpt.tensors.values() if TORCH_DTYPES[info.dtype].is_floating_point]
+    floats = [info for info in ckpt.tensors.values() if is_floating(info.dtype)]
     matrices = [info for info in floats if len(info.shape) >= 2]
     if not matrices:
         raise CheckpointError(f"`{ckpt.path}` holds no weight matrix of floating-point numbers", hint)

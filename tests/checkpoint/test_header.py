@@ -13,8 +13,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save, save_file
 
-from quantkit.checkpoint.dtypes import TORCH_DTYPES, itemsize
+from quantkit.checkpoint.dtypes import TORCH_DTYPES
 from quantkit.checkpoint.header import read_header
+from quantkit.checkpoint.sizes import ITEM_BYTES, is_floating
 from quantkit.errors import CheckpointError
 
 from .fabricate import entry, raw_file, weights
@@ -118,9 +119,10 @@ def test_empty_file_of_the_library_is_valid(tmp_path: Path) -> None:
 
 
 def test_every_dtype_of_the_table_is_known_to_the_library(tmp_path: Path) -> None:
-    for dtype in TORCH_DTYPES:
+    assert {dtype: torch_dtype.itemsize for dtype, torch_dtype in TORCH_DTYPES.items()} == ITEM_BYTES
+    assert all(is_floating(dtype) == torch_dtype.is_floating_point for dtype, torch_dtype in TORCH_DTYPES.items())
+    for dtype, size in ITEM_BYTES.items():
         path = tmp_path / "x.safetensors"
-        size = itemsize(dtype)
         path.write_bytes(raw_file({"w": entry(dtype, [3], [0, 3 * size])}, b"\1" * 3 * size))
         with safe_open(path, "pt") as library:
             assert library.get_tensor("w").dtype == TORCH_DTYPES[dtype]
