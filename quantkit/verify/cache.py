@@ -38,7 +38,7 @@ def look_at_cache(subject: Subject, check: Check) -> None:
     if stored and not declared:
         check.fail(
             next(iter(stored)),
-            f"is one of {len(stored)} scales of a KV cache that the config does not declare, so that engines ignore them",
+            f"is one of {len(stored)} scales of a KV cache that the config does not declare: engines ignore them",
             "quantize again with `--kv-cache fp8` in a format that holds them",
         )
     try:

@@ -16,7 +16,7 @@ from quantkit.qweight import QuantizedWeight
 from quantkit.verify.subject import Subject, relative_error
 from quantkit.verify.verdict import Check
 
-# numerics: rounding to 4 bits was seen to move a weight by 0.16 of its norm at most, a method that compensates errors by
+# numerics: rounding to 4 bits was seen to move a weight by 0.16 of its norm at most, methods that compensate errors by
 # 0.20; the codes of another tensor or other rows are off by 1 and more
 FAR = 0.5
 _ZERO_PARTS = ("weight_zero_point", "qzeros")
