@@ -250,6 +250,7 @@ def test_reading_does_not_accumulate_pages(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
+import torch
 from quantkit.checkpoint.reader import Checkpoint
 def rss(): return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 ckpt = Checkpoint.open(Path(sys.argv[1]))
