@@ -37,6 +37,12 @@ class NumericalError(QuantkitError):
     """Arithmetic broke: a non-finite activation, a Gram matrix that no damping could factor."""
 
 
+class Interrupted(QuantkitError):
+    """The user stopped a run that can go on where it was."""
+
+    exit_code: ClassVar[int] = 130
+
+
 class ResourceError(QuantkitError):
     """This machine is too small: memory, disk or device. The same command may pass elsewhere."""
 

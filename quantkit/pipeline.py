@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -17,9 +16,10 @@ from quantkit.blocks.kvcache import CacheObserver, find_attentions
 from quantkit.blocks.probe import Prober
 from quantkit.blocks.skeleton import Skeleton, build_skeleton
 from quantkit.blocks.stream import Stream
+from quantkit.checkpoint.outdir import require_writable_target
+from quantkit.checkpoint.output import OutputDirectory
 from quantkit.checkpoint.reader import Checkpoint, check_finite
 from quantkit.checkpoint.sidecars import copy_sidecars
-from quantkit.checkpoint.writer import ArtifactWriter
 from quantkit.data.corpus import load_corpus
 from quantkit.data.tokens import load_tokenizer, tokenize
 from quantkit.device import choose_device, choose_dtype, current_rss
@@ -32,6 +32,7 @@ from quantkit.methods.refine import refine
 from quantkit.methods.rtn import rtn_round
 from quantkit.ops.stats import InputStats
 from quantkit.plan import Plan, make_plan
+from quantkit.progress import Progress
 from quantkit.qweight import QuantizedWeight
 from quantkit.recipe import Recipe, parse_size
 from quantkit.record import RunRecord
@@ -43,21 +44,31 @@ LOST = 0.5
 RECIPE_FILE, RECORD_FILE = "quantkit-recipe.yaml", "quantkit.json"
 
 
-def quantize(recipe: Recipe, model: str, out: Path | str, *, overwrite: bool = False, emit: Emit = ignore) -> RunRecord:
-    """Quantize a checkpoint and write the artifact.
+def quantize(
+    recipe: Recipe,
+    model: str,
+    out: Path | str,
+    *,
+    overwrite: bool = False,
+    restart: bool = False,
+    emit: Emit = ignore,
+) -> RunRecord:
+    """Quantize a checkpoint and write the artifact, or go on with a run that was interrupted.
 
     Args:
         model: a checkpoint directory, or a name on the Hugging Face hub.
         out: the directory to write; it appears complete and verified, or not at all. Several formats have a folder each
             in it.
         overwrite: replace a model that is there.
+        restart: start over where an interrupted run could go on.
         emit: told what happens.
 
     Returns:
         The record of the run, which is also written to each artifact.
 
     Raises:
-        QuantkitError: of a kind that says what was wrong; nothing is left behind.
+        QuantkitError: of a kind that says what was wrong. Nothing is left behind but, where the same command may
+            succeed later, what was finished.
     """
     out, recipe = Path(out), recipe.validate()
     device = choose_device(recipe.device)
@@ -67,22 +78,27 @@ def quantize(recipe: Recipe, model: str, out: Path | str, *, overwrite: bool = F
     plan = plan.keeping(_no_linears(plan, skeleton))
     if recipe.kv_cache is not None:
         plan = plan.caching(find_attentions(skeleton))
-    record = RunRecord(plan, str(device))
+    record = RunRecord(plan, str(device), str(choose_dtype(recipe.dtype, device)).removeprefix("torch."))
     emit = record.collecting(emit)
     for fallback in plan.fallbacks:
         emit(fallback)
 
-    with ExitStack() as stack:
-        artifacts = _open_artifacts(plan, out, stack, overwrite=overwrite)
-        rows = _calibration_rows(recipe, source, record, emit)
-        _require_finite(source)
-        quantize_checkpoint(plan, skeleton, rows, artifacts, record, device=device, emit=emit)
-        for artifact in artifacts:
-            _write_files(plan, skeleton, artifact, record)
-            sealed = artifact.writer.seal()
-            record.verdict = require_verified(sealed, source.path, trust_remote_code=recipe.trust_remote_code)
-        for artifact in artifacts:
-            artifact.writer.commit()
+    require_writable_target(out, overwrite=overwrite, source=source.path)
+    rows = _calibration_rows(recipe, source, record, emit)
+    with OutputDirectory(out, overwrite=overwrite, source=source.path) as output:
+        progress = Progress.open(output, plan, record, restart=restart)
+        if progress.done:
+            emit(Note(f"going on after block {progress.done} of {plan.blocks}: an interrupted run got so far"))
+        with progress.explained():
+            artifacts = _open_artifacts(plan, output)
+            if not progress.done:
+                _require_finite(source)
+            quantize_checkpoint(plan, skeleton, rows, artifacts, record, progress, device=device, emit=emit)
+            for artifact in artifacts:
+                _write_files(plan, skeleton, artifact, record)
+                sealed = artifact.writer.seal()
+                record.verdict = require_verified(sealed, source.path, trust_remote_code=recipe.trust_remote_code)
+            output.commit()
     return record
 
 
@@ -93,6 +109,7 @@ def quantize_checkpoint(
     rows: tuple[Tensor, ...],
     artifacts: Sequence[Artifact],
     record: RunRecord,
+    progress: Progress,
     *,
     device: torch.device,
     emit: Emit = ignore,
@@ -102,18 +119,21 @@ def quantize_checkpoint(
     Args:
         rows: calibration tokens, int64 [T_i] each.
         record: gets the error of every linear and the fate of every fold.
+        progress: where an earlier run was interrupted; told of every finished block.
     """
     method, source = METHODS[plan.recipe.method], plan.source
     rounds = method.refine_rounds if plan.recipe.refine is None else plan.recipe.refine
     dtype = choose_dtype(plan.recipe.dtype, device)
-    record.dtype = str(dtype).removeprefix("torch.")
     outer = {n: source.read([tensor])[tensor].to(device, dtype) for n, tensor in skeleton.embedding().items()}
     stream, prober = Stream.embed(skeleton, outer, rows, reference=method.tunes), Prober(skeleton, outer)
     del outer
-    for artifact in artifacts:
+    progress.restore(artifacts, record, stream)
+    for artifact in () if progress.done else artifacts:
         artifact.write({}, source, sorted(set(source.tensors) - skeleton.inside()))
+    for block in skeleton.blocks[: progress.done] if plan.packed else ():
+        prober.probe(block, WorkingBlock(plan, block, device, dtype).float32)  # later blocks share what it finds
 
-    for block in skeleton.blocks:
+    for block in skeleton.blocks[progress.done :]:
         started, stage = time.monotonic(), _stages(block, skeleton, emit)
 
         stage("read")
@@ -151,6 +171,7 @@ def quantize_checkpoint(
         if cache is not None:
             _write_cache_scales(plan, block, cache, artifacts, record)
         del work, quantized  # the next block must find their memory free
+        progress.finished(block.index, artifacts, record, stream)
         emit(BlockDone(block.index, len(skeleton.blocks), errors, time.monotonic() - started, current_rss()))
 
 
@@ -254,16 +275,11 @@ def _require_finite(source: Checkpoint) -> None:
         check_finite(name, source.read([name])[name], info.file)
 
 
-def _open_artifacts(plan: Plan, out: Path, stack: ExitStack, *, overwrite: bool) -> list[Artifact]:
-    """Open one artifact for each format; `stack` removes what is not committed."""
-    folders, size = plan.recipe.folders(out), parse_size(plan.recipe.max_shard_size)
-    source = plan.source.path
+def _open_artifacts(plan: Plan, output: OutputDirectory) -> list[Artifact]:
+    """Open one artifact for each format."""
+    folders, size = plan.recipe.folders(Path()), parse_size(plan.recipe.max_shard_size)
     return [
-        Artifact(fmt, stack.enter_context(writer), plan.scale_dtype)
-        for fmt in plan.formats
-        for writer in [
-            ArtifactWriter(folders[fmt.name], plan.specs(fmt), max_shard_bytes=size, overwrite=overwrite, source=source)
-        ]
+        Artifact(fmt, output.writer(plan.specs(fmt), size, folders[fmt.name]), plan.scale_dtype) for fmt in plan.formats
     ]
 
 

@@ -117,13 +117,33 @@ class RunRecord:
             layers[block] = CacheScales(max(before.k, each.k), max(before.v, each.v))
         return layers
 
+    def state(self) -> dict[str, Any]:
+        """What must be known to go on later, as JSON values."""
+        return {
+            "linears": self.linears,
+            "folds": self.folds,
+            "rewritten": self.rewritten,
+            "fallbacks": [asdict(each) for each in self.fallbacks],
+            "cache": {name: [block, each.k, each.v] for name, (block, each) in self.cache.items()},
+            "seconds": time.monotonic() - self.started,
+            "peak_rss": max(self.peak_rss, peak_rss()),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the `state` of an earlier process; its time counts, too."""
+        self.linears, self.folds, self.rewritten = state["linears"], state["folds"], state["rewritten"]
+        self.fallbacks[:] = [Fallback(**each) for each in state["fallbacks"]]
+        self.cache = {name: (block, CacheScales(k, v)) for name, (block, k, v) in state["cache"].items()}
+        self.started -= state["seconds"]
+        self.peak_rss = state["peak_rss"]
+
     def finish(self, artifact: Artifact) -> None:
         """Take the account of a written artifact, and the final readings of clock and memory."""
         moved = {} if not artifact.moved.moved else {"scales_moved": artifact.moved.to_json()}
         size, digests = artifact.writer.total_bytes, artifact.writer.digests()
         self.outputs[artifact.format.name] = {"bytes": size, "sha256": digests, **moved}
         self.seconds = time.monotonic() - self.started
-        self.peak_rss = peak_rss()
+        self.peak_rss = max(self.peak_rss, peak_rss())
 
     @property
     def tensors(self) -> dict[str, int]:

@@ -25,6 +25,7 @@ ROWS: tuple[tuple[str, ...], ...] = (  # lowest first
     ("assignment",),
     ("plan",),
     ("record", "working", "inspection"),
+    ("progress",),
     ("pipeline", "eval"),
     ("report",),
     ("cli",),

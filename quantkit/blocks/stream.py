@@ -103,6 +103,22 @@ class Stream:
             assert batch.reference is not None
             batch.reference = block(weights, batch.reference.to(self.device), batch.calls[block.index]).cpu()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all hidden states."""
+        kept = (t for batch in self.batches for t in (batch.hidden, batch.reference) if t is not None)
+        return sum(tensor.nbytes for tensor in kept)
+
+    def states(self) -> Iterator[dict[str, Tensor]]:
+        """The hidden states of every batch, {hidden, and reference where there is one}."""
+        for batch in self.batches:
+            yield {"hidden": batch.hidden} | ({} if batch.reference is None else {"reference": batch.reference})
+
+    def restore(self, states: Iterable[Mapping[str, Tensor]]) -> None:
+        """Take over what `states` gave of a stream of the same rows."""
+        for batch, each in zip(self.batches, states, strict=True):
+            batch.hidden, batch.reference = each["hidden"], each.get("reference")
+
     def ordered(self) -> Iterable[tuple[int, Tensor]]:
         """(row number, hidden states [T, D]) of every row."""
         for batch in self.batches:

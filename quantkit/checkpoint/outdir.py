@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -57,13 +56,17 @@ def require_writable_target(out: Path, *, overwrite: bool, source: Path | None) 
         names = sorted(os.listdir(target)) if target.exists() else []
         if names and not overwrite:
             raise UsageError(f"`{out}` is not empty", "choose another directory, or pass `--overwrite` to replace it")
-        # --overwrite replaces a model, never a home directory or a project
-        if names and "config.json" not in names and not any(name.endswith(".safetensors") for name in names):
+        # --overwrite replaces a model, or a folder of models, never a home directory or a project
+        if names and not _is_model(target) and not all(_is_model(target / name) for name in names):
             raise UsageError(
                 f"`{out}` holds no model but other files, such as `{names[0]}`, and is not overwritten",
                 "choose another directory, or remove it yourself",
             )
     return target
+
+
+def _is_model(path: Path) -> bool:
+    return (path / "config.json").is_file() or any(path.glob("*.safetensors"))
 
 
 def _refuse_overlap(out: Path, target: Path, source: Path) -> None:
@@ -129,33 +132,54 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
+def sync_tree(directory: Path) -> None:
+    """Force every file below a directory, and their names, to disk."""
+    for root, _, files in os.walk(directory):
+        for file in files:
+            with open(Path(root) / file, "r+b") as stream:
+                os.fsync(stream.fileno())
+        sync_directory(Path(root))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Give a file new content: after a crash it has the old or the new one, on disk."""
+    beside = path.with_name(f"{path.name}.new")
+    with open(beside, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    beside.replace(path)
+    sync_directory(path.parent)
+
+
 def lock(directory: Path) -> int | None:
-    """Mark a directory as in use until the returned handle is closed or the process dies; None if it cannot be."""
+    """Mark a directory as in use until the returned handle is closed or the process dies.
+
+    Returns:
+        None where the system has no such marks.
+
+    Raises:
+        BlockingIOError: a living process has marked it.
+    """
     if fcntl is None:
         return None
-    handle = None
+    handle = os.open(directory, os.O_RDONLY)
     try:
-        handle = os.open(directory, os.O_RDONLY)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if handle is not None:
-            os.close(handle)
+    except BlockingIOError:
+        os.close(handle)
+        raise
+    except OSError:  # some network file systems refuse
+        os.close(handle)
         return None
     return handle
 
 
-def remove_abandoned(target: Path) -> None:
-    """Remove what killed runs left beside `target`. The directories of living runs are locked."""
-    if fcntl is None or not target.parent.is_dir():
-        return
-    pattern = re.compile(rf"\.{re.escape(target.name)}\.(partial|replaced)-[0-9a-f]{{8}}")
-    with explain(target):
-        names = [name for name in os.listdir(target.parent) if pattern.fullmatch(name)]
-    for name in names:
-        # without a target, what was moved aside may be the only copy
-        if ".replaced-" in name and not target.exists():
-            continue
-        handle = lock(target.parent / name)
-        if handle is not None:
-            shutil.rmtree(target.parent / name, ignore_errors=True)
-            os.close(handle)
+def put_back(aside: Path, target: Path) -> None:
+    """Rename what was moved aside to its old name; raises ResourceError that says where it is."""
+    try:
+        aside.rename(target)
+    except OSError as error:
+        raise ResourceError(
+            f"the old `{target}` could not be put back: {error.strerror}", f"it is in `{aside}`: move it yourself"
+        ) from error

@@ -1,7 +1,6 @@
-"""Write an artifact directory: all of it or nothing.
+"""Write the files of an artifact.
 
-Everything goes to a temporary sibling directory, which is renamed onto the output as the last step. The
-layout is known before the first weight, so each tensor goes straight to its place and no shard is buffered.
+The layout is known before the first weight, so each tensor goes straight to its place and no shard is buffered.
 """
 
 from __future__ import annotations
@@ -9,13 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,18 +20,9 @@ from quantkit.checkpoint.dtypes import DTYPE_NAMES
 from quantkit.checkpoint.header import TensorInfo
 from quantkit.checkpoint.layout import ShardLayout, TensorSpec, lay_out
 from quantkit.checkpoint.locate import INDEX_FILE
-from quantkit.checkpoint.outdir import (
-    explain,
-    lock,
-    make_parents,
-    remove_abandoned,
-    require_space,
-    require_writable_target,
-    reserve,
-    sync_directory,
-)
+from quantkit.checkpoint.outdir import explain, require_space, reserve
 from quantkit.checkpoint.reader import Checkpoint
-from quantkit.errors import CheckpointError, ResourceError, UsageError
+from quantkit.errors import CheckpointError, UsageError
 
 __all__ = ["ArtifactWriter", "ShardLayout", "TensorSpec", "lay_out"]
 
@@ -43,74 +30,60 @@ _COPY_BYTES = 16 * 2**20
 
 
 class ArtifactWriter:
-    """Context manager that fills a temporary directory and renames it onto `out` on commit.
+    """Fills a directory with the shards of one artifact and the files beside them.
 
-    Leaving the context without a commit, for whatever reason, removes everything and leaves `out` as it was.
+    Shards that an earlier writer of the same plan left there are taken over, with what was written to them; everything
+    else in the directory is removed.
 
     Args:
+        directory: created if it is not there.
         specs: every tensor of the artifact, in the order that fills the shards.
         max_shard_bytes: limit for the tensor data of one shard.
-        overwrite: replace a model that is in `out`. It stays until the new one is complete.
-        source: a checkpoint directory that must not be touched.
+        place: where the user asked for the artifact; messages name it.
 
     Attributes:
         shards: the layout.
         total_bytes: size of all shards.
+
+    Raises:
+        ResourceError: disk space, permissions or limits do not allow it.
     """
 
-    def __init__(
-        self,
-        out: Path,
-        specs: Iterable[TensorSpec],
-        *,
-        max_shard_bytes: int,
-        overwrite: bool = False,
-        source: Path | None = None,
-    ) -> None:
-        self.out = Path(out)
+    def __init__(self, directory: Path, specs: Iterable[TensorSpec], *, max_shard_bytes: int, place: Path) -> None:
+        self.directory = directory
         self.shards = lay_out(specs, max_shard_bytes)
         self.total_bytes = sum(shard.size for shard in self.shards)
-        self._overwrite = overwrite
-        self._source = source
+        self._place = place
         self._infos: dict[str, TensorInfo] = {info.name: info for shard in self.shards for info in shard.tensors}
         self._pending = dict.fromkeys(self._infos)  # a dict for its order
+        self._unsynced: set[str] = set()
         self._digests: dict[str, str] = {}
-        self._directory: Path | None = None
-        self._aside: Path | None = None
-        self._parents: list[Path] = []
-        self._target = self.out
-        self._lock: int | None = None
-        self._committed = False
+        with explain(place):
+            directory.mkdir(exist_ok=True)
+            self._kept = {shard.file for shard in self.shards if _holds(directory / shard.file, shard)}
+            for path in directory.iterdir():
+                if path.name not in self._kept:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            fresh = [shard for shard in self.shards if shard.file not in self._kept]
+            require_space(place.resolve().parent, sum(shard.size for shard in fresh))
+            for shard in fresh:
+                reserve(directory / shard.file, shard.header, shard.size)
 
-    def __enter__(self) -> Self:
-        """Check the target, reserve the disk space, write the headers.
+    @property
+    def written(self) -> list[str]:
+        """Names of the tensors that are in their places."""
+        return [name for name in self._infos if name not in self._pending]
+
+    def resume(self, names: Iterable[str]) -> None:
+        """Believe an earlier writer that it wrote these tensors.
 
         Raises:
-            UsageError: `out` is not a place that may be written.
-            ResourceError: disk space, permissions or limits do not allow it.
+            CheckpointError: a tensor that is not planned, or whose shard was not there.
         """
-        target = require_writable_target(self.out, overwrite=self._overwrite, source=self._source)
-        self._target = target
-        remove_abandoned(target)
-        require_space(target.parent, self.total_bytes)
-        try:
-            with explain(target):
-                make_parents(target.parent, self._parents)
-                directory = target.parent / f".{target.name}.partial-{secrets.token_hex(4)}"
-                self._directory = directory
-                directory.mkdir()
-                self._lock = lock(directory)
-                for shard in self.shards:
-                    reserve(directory / shard.file, shard.header, shard.size)
-        except BaseException:
-            self._clean()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._clean()
+        for name in names:
+            if name not in self._infos or self._infos[name].file not in self._kept:
+                raise CheckpointError(f"`{name}` is not in what an interrupted run left for `{self._place}`")
+            self._pending.pop(name, None)
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Write tensors to their places.
@@ -171,76 +144,35 @@ class ArtifactWriter:
         """
         self._require_complete()
         if not self._digests:
-            directory = self._target if self._committed else self._open_directory()
-            with explain(self.out):
-                self._digests = {shard.file: _sha256(directory / shard.file) for shard in self.shards}
+            with explain(self._place):
+                self._digests = {shard.file: _sha256(self.directory / shard.file) for shard in self.shards}
         return dict(self._digests)
 
+    def sync(self) -> None:
+        """Force what was written since the last call to disk."""
+        with explain(self._place):
+            for file in sorted(self._unsynced):
+                with open(self.directory / file, "r+b") as stream:
+                    os.fsync(stream.fileno())
+        self._unsynced.clear()
+
     def seal(self) -> Path:
-        """Write the index, and return the temporary directory: complete, to be read before the commit.
+        """Write the index, and return the directory: complete, to be read before it is committed.
 
         Raises:
             CheckpointError: tensors are missing.
             ResourceError: the disk refuses.
         """
-        directory = self._open_directory()
         self._require_complete()
         if len(self.shards) > 1:
-            with explain(self.out):
-                (directory / INDEX_FILE).write_bytes(_index(self.shards))
-        return directory
-
-    def commit(self) -> Path:
-        """Force everything to disk and rename the directory onto `out`, which is returned.
-
-        Raises:
-            CheckpointError: tensors are missing.
-            ResourceError: the disk refuses; `out` is as it was.
-        """
-        directory = self.seal()
-        with explain(self.out):
-            _sync_tree(directory)
-            self._swap_in(directory)
-            self._committed = True
-            sync_directory(self._target.parent)
-        return self.out
-
-    def _swap_in(self, directory: Path) -> None:
-        target = self._target
-        if target.is_dir() and any(target.iterdir()):
-            if not self._overwrite:
-                raise UsageError(f"`{self.out}` was filled by somebody else meanwhile", "choose another directory")
-            self._aside = target.parent / f".{target.name}.replaced-{secrets.token_hex(4)}"
-            target.rename(self._aside)
-        directory.rename(target)
-
-    def _clean(self) -> None:
-        """Bring back what was moved aside, or drop it when the new one is in place; remove what is temporary."""
-        replaced = self._directory is None or not self._directory.exists()
-        if self._aside is not None and self._aside.exists():
-            if replaced:
-                shutil.rmtree(self._aside, ignore_errors=True)
-            else:
-                _put_back(self._aside, self._target)
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-        for parent in reversed(self._parents):
-            with suppress(OSError):  # not empty: it holds the artifact, or something of somebody else
-                parent.rmdir()
-        self._directory = self._aside = self._lock = None
-        self._parents.clear()
-
-    def _open_directory(self) -> Path:
-        if self._directory is None or self._committed:
-            raise RuntimeError("an ArtifactWriter writes between entering its context and its commit")
-        return self._directory
+            with explain(self._place):
+                (self.directory / INDEX_FILE).write_bytes(_index(self.shards))
+        return self.directory
 
     def _require_planned(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
         info = self._infos.get(name)
         if info is None:
-            raise CheckpointError(f"`{name}` is not in the plan of `{self.out}`")
+            raise CheckpointError(f"`{name}` is not in the plan of `{self._place}`")
         if name not in self._pending:
             raise CheckpointError(f"`{name}` was written already")
         if (dtype, shape) != (info.dtype, info.shape):
@@ -254,38 +186,37 @@ class ArtifactWriter:
             raise CheckpointError(f"{len(names):,} of {len(self._infos):,} tensors were not written: {listed}{more}")
 
     def _write_at(self, info: TensorInfo, parts: Iterable[bytearray | memoryview]) -> None:
-        path = self._open_directory() / info.file
-        with explain(self.out), open(path, "r+b", buffering=0) as stream:
+        with explain(self._place), open(self.directory / info.file, "r+b", buffering=0) as stream:
             stream.seek(info.start)
             for part in parts:
                 rest = memoryview(part)
                 while len(rest):
                     rest = rest[stream.write(rest) :]  # at most 2 GiB at a time on Linux
         del self._pending[info.name]
+        self._unsynced.add(info.file)
 
     @contextmanager
     def _new_file(self, name: str) -> Iterator[Path]:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
-            raise UsageError(f"`{name}` is no name of a file inside `{self.out}`")
+            raise UsageError(f"`{name}` is no name of a file inside `{self._place}`")
         if name.endswith((".safetensors", ".safetensors.index.json")):
             raise UsageError(f"`{name}` is a name that belongs to the weights")
-        target = self._open_directory() / path
-        with explain(self.out):
+        target = self.directory / path
+        with explain(self._place):
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 yield target
             except FileExistsError:
-                raise UsageError(f"`{name}` would be written twice into `{self.out}`") from None
+                raise UsageError(f"`{name}` would be written twice into `{self._place}`") from None
 
 
-def _put_back(aside: Path, target: Path) -> None:
-    try:
-        aside.rename(target)
-    except OSError as error:
-        raise ResourceError(
-            f"the old `{target}` could not be put back: {error.strerror}", f"it is in `{aside}`: move it yourself"
-        ) from error
+def _holds(path: Path, shard: ShardLayout) -> bool:
+    """Whether a file is this shard, as far as its header and size tell."""
+    if not path.is_file() or path.stat().st_size != shard.size:
+        return False
+    with open(path, "rb") as stream:
+        return stream.read(len(shard.header)) == shard.header
 
 
 def _index(shards: Iterable[ShardLayout]) -> bytes:
@@ -300,11 +231,3 @@ def _index(shards: Iterable[ShardLayout]) -> bytes:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync_tree(directory: Path) -> None:
-    for root, _, files in os.walk(directory):
-        for file in files:
-            with open(Path(root) / file, "r+b") as stream:
-                os.fsync(stream.fileno())
-        sync_directory(Path(root))

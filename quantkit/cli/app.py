@@ -84,7 +84,7 @@ def run(argv: Sequence[str]) -> int:
     except Exception as problem:
         return _report(problem, verbose)
     if code == INTERRUPTED:
-        Console.open().error(QuantkitError("interrupted", "repeat the same command; it starts over"))
+        Console.open().error(QuantkitError("interrupted", "repeat the same command"))
     return code if isinstance(code, int) else 0
 
 

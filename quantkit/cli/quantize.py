@@ -73,6 +73,7 @@ Format = Annotated[Texts, _option("--format", f"{_either(FORMAT_NAMES)}; repeata
 MaxShardSize = Annotated[str | None, _option("--max-shard-size", "Of one file", OUTPUT, "SIZE")]
 Strict = Annotated[bool | None, _option("--strict/--no-strict", "A fallback makes the exit code 1", OUTPUT)]
 Overwrite = Annotated[bool, _output("--overwrite", help="Replace what is in the folder")]
+Restart = Annotated[bool, _output("--restart", help="Do not go on with an interrupted run")]
 DryRun = Annotated[bool, _output("--dry-run", help="Print the plan and stop")]
 Json = Annotated[bool, _output("--json", help="Print one JSON object")]
 Quiet = Annotated[bool, _output("--quiet", "-q", help="Print errors only")]
@@ -107,6 +108,7 @@ def quantize(
     max_shard_size: MaxShardSize = None,
     strict: Strict = None,
     overwrite: Overwrite = False,
+    restart: Restart = False,
     dry_run: DryRun = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -127,7 +129,7 @@ def quantize(
         return _plan(console, asked, model, out, as_json=json)
     if out is None:
         raise UsageError("no output folder is given", "pass `-o FOLDER`, or `--dry-run` to see the plan only")
-    return _run(console, asked, model, out, overwrite=overwrite, as_json=json)
+    return _run(console, asked, model, out, overwrite=overwrite, restart=restart, as_json=json)
 
 
 def recipe_of(path: Path | None, given: dict[str, Any]) -> Recipe:
@@ -149,11 +151,13 @@ def _plan(console: Console, recipe: Recipe, model: str, out: Path | None, *, as_
     return 0
 
 
-def _run(console: Console, recipe: Recipe, model: str, out: Path, *, overwrite: bool, as_json: bool) -> int:
+def _run(
+    console: Console, recipe: Recipe, model: str, out: Path, *, overwrite: bool, restart: bool, as_json: bool
+) -> int:
     from quantkit.pipeline import quantize as run
 
     with console.progress() as emit:
-        record = run(recipe, model, out, overwrite=overwrite, emit=emit)
+        record = run(recipe, model, out, overwrite=overwrite, restart=restart, emit=emit)
     for line in record.summary():
         console.line(line)
     folders = [str(folder) for folder in recipe.folders(out).values()]

@@ -14,6 +14,7 @@ import torch
 
 from quantkit.checkpoint.hub import resolve_model
 from quantkit.checkpoint.outdir import require_writable_target
+from quantkit.checkpoint.output import OutputDirectory
 from quantkit.checkpoint.sidecars import copy_sidecars
 from quantkit.checkpoint.writer import ArtifactWriter
 from quantkit.convert.plan import RECORD_FILE, Conversion, plan_conversion
@@ -126,16 +127,16 @@ def convert(
     require_writable_target(Path(out), overwrite=overwrite, source=path)
     name = Path(src).resolve().name if Path(src).exists() else str(src)
     conversion = plan_conversion(source, name, target, trust_remote_code=trust_remote_code, emit=emit)
-    with ArtifactWriter(
-        Path(out), conversion.specs(), max_shard_bytes=size, overwrite=overwrite, source=path
-    ) as writer:
+    with OutputDirectory(Path(out), overwrite=overwrite, source=path) as output:
+        output.clear()
+        writer = output.writer(conversion.specs(), size)
         _write_weights(conversion, writer, emit)
         converted = Converted(conversion, writer.total_bytes, writer.digests())
         _write_files(converted, writer)
         sealed = writer.seal()
         if verify is not None:
             verify(sealed, path)
-        writer.commit()
+        output.commit()
     return converted
 
 

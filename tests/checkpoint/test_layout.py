@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from quantkit.checkpoint.dtypes import TORCH_DTYPES
 from quantkit.checkpoint.reader import Checkpoint
-from quantkit.checkpoint.writer import ArtifactWriter, TensorSpec, lay_out
+from quantkit.checkpoint.writer import TensorSpec, lay_out
 from quantkit.errors import CheckpointError, UsageError
 
 from .fabricate import listing, same
-from .written import load
+from .written import load, writing
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=12)
 shapes = st.lists(st.integers(0, 3), max_size=5).map(tuple)
@@ -45,10 +45,9 @@ def test_library_reads_what_was_written(specs: list[TensorSpec], shard: int, rng
     with tempfile.TemporaryDirectory() as directory:
         out, again = Path(directory) / "out", Path(directory) / "again"
         for target, chosen in ((out, order), (again, list(tensors))):
-            with ArtifactWriter(target, specs, max_shard_bytes=shard) as writer:
+            with writing(target, specs, shard) as writer:
                 for name in chosen:
                     writer.write({name: tensors[name]})
-                writer.commit()
         assert listing(out) == listing(again)  # whatever the order of writing
         read = load(out)
         assert read.keys() == tensors.keys()

@@ -13,25 +13,48 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantkit.checkpoint.writer import ArtifactWriter
-from quantkit.errors import ResourceError, UsageError
+from quantkit.checkpoint.output import OutputDirectory
+from quantkit.errors import CheckpointError, Interrupted, ResourceError, UsageError
 
 from .fabricate import listing, model_dir, same, weights
-from .written import load, specs_of, write_model
+from .written import load, specs_of, write_model, writing
 
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt, ValueError])
-def test_leaving_without_commit_leaves_nothing(tmp_path: Path, error: type[BaseException] | None) -> None:
-    try:
-        with ArtifactWriter(tmp_path / "new" / "parent" / "out", specs_of(weights()), max_shard_bytes=300) as writer:
-            writer.write(weights())
-            writer.add_file("config.json", "{}")
-            if error:
-                raise error
-    except (KeyboardInterrupt, ValueError):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, CheckpointError, ResourceError])
+def test_leaving_without_commit_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), writing(tmp_path / "new" / "parent" / "out", specs_of(weights()), 300) as writer:
+        writer.write(weights())
+        writer.add_file("config.json", "{}")
+        raise error("x")
+    with OutputDirectory(tmp_path / "out"):
         pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, UsageError, ResourceError, Interrupted])
+def test_what_is_worth_it_is_kept_where_another_try_may_help(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), OutputDirectory(tmp_path / "out") as output:
+        (output.content / "x").touch()
+        output.keep = True
+        raise error("x")
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == [
+        ".out.partial",
+        ".out.partial/content",
+        ".out.partial/content/x",
+    ]
+
+    with OutputDirectory(tmp_path / "out") as output:
+        assert (output.content / "x").exists()
+        output.commit()
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["out", "out/x"]
+
+
+def test_what_would_fail_again_is_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError), OutputDirectory(tmp_path / "out") as output:
+        output.keep = True
+        raise CheckpointError("the source is damaged")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,8 +129,8 @@ def test_overwrite_restores_the_old_one(
             raise error
         return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", failing_rename)
-    with pytest.raises((ResourceError, KeyboardInterrupt)):
+    with monkeypatch.context() as patch, pytest.raises((ResourceError, KeyboardInterrupt)):
+        patch.setattr(Path, "rename", failing_rename)
         write_model(out, weights(1), overwrite=True)
     assert listing(tmp_path) == before
     assert list(tmp_path.iterdir()) == [out]
@@ -134,18 +157,22 @@ def test_interrupt_after_the_last_rename_keeps_the_new_one(tmp_path: Path, monke
 def test_failure_before_commit_keeps_the_old_one(tmp_path: Path) -> None:
     out = write_model(tmp_path / "out", weights())
     before = listing(tmp_path)
-    with ArtifactWriter(out, specs_of(weights()), max_shard_bytes=300, overwrite=True) as writer:
+    with (
+        pytest.raises(CheckpointError, match="not written"),
+        writing(out, specs_of(weights()), 300, overwrite=True) as writer,
+    ):
         writer.write({"model.norm.weight": torch.zeros(8)})
     assert listing(tmp_path) == before
 
 
 def test_output_filled_by_somebody_else_meanwhile(tmp_path: Path) -> None:
-    with ArtifactWriter(tmp_path / "out", specs_of(weights()), max_shard_bytes=300) as writer:
+    with (
+        pytest.raises(UsageError, match="meanwhile"),
+        writing(tmp_path / "out", specs_of(weights()), 300) as writer,
+    ):
         writer.write(weights())
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "theirs").touch()
-        with pytest.raises(UsageError, match="meanwhile"):
-            writer.commit()
     assert [file.name for file in tmp_path.rglob("*")] == ["out", "theirs"]
 
 
@@ -205,23 +232,22 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     prelude = """
 import os, resource, signal, sys, torch
 from pathlib import Path
-from quantkit.checkpoint.writer import ArtifactWriter, TensorSpec
+from checkpoint.written import TensorSpec, writing
 from quantkit.errors import QuantkitError
 specs = [TensorSpec(f"w{n}", "F32", (1024,)) for n in range(8)]
 tensors = {spec.name: torch.ones(spec.shape) for spec in specs}
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with Ctrl-C ignored
 """
     command = [sys.executable, "-c", prelude + script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY / "tests", check=False)
 
 
 def test_file_size_limit_of_the_process(tmp_path: Path) -> None:
     script = """
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:
-    with ArtifactWriter(Path(sys.argv[1]), specs, max_shard_bytes=10**9) as writer:
+    with writing(Path(sys.argv[1]), specs) as writer:
         writer.write(tensors)
-        writer.commit()
 except QuantkitError as error:
     print(error.message, error.exit_code)
 """
@@ -235,10 +261,9 @@ def test_file_size_limit_met_by_a_sidecar(tmp_path: Path) -> None:
     script = """
 resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
 try:
-    with ArtifactWriter(Path(sys.argv[1]), specs, max_shard_bytes=10**9) as writer:
+    with writing(Path(sys.argv[1]), specs) as writer:
         writer.write(tensors)
         writer.add_file("tokenizer.json", b"x" * 50_000)
-        writer.commit()
 except QuantkitError as error:
     print(error.message, error.exit_code)
 """
@@ -248,7 +273,7 @@ except QuantkitError as error:
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     script = """
-with ArtifactWriter(Path(sys.argv[1]), specs, max_shard_bytes=5000) as writer:
+with writing(Path(sys.argv[1]), specs, 5000) as writer:
     writer.write({"w0": tensors["w0"]})
     os.kill(os.getpid(), signal.SIGINT)
     signal.pause()
@@ -257,17 +282,65 @@ with ArtifactWriter(Path(sys.argv[1]), specs, max_shard_bytes=5000) as writer:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_next_run_removes_what_a_killed_one_left_but_not_a_living_one(tmp_path: Path) -> None:
+def test_a_killed_run_leaves_its_place_to_the_next(tmp_path: Path) -> None:
     script = """
-with ArtifactWriter(Path(sys.argv[1]), specs, max_shard_bytes=5000) as writer:
+with writing(Path(sys.argv[1]), specs, 5000) as writer:
     os.kill(os.getpid(), signal.SIGKILL)
 """
     assert run(script, tmp_path / "out").returncode == -signal.SIGKILL
-    assert [file.name[:13] for file in tmp_path.iterdir()] == [".out.partial-"]
-    (abandoned,) = tmp_path.iterdir()
-    with ArtifactWriter(tmp_path / "out", specs_of(weights()), max_shard_bytes=300) as living:
-        assert not abandoned.exists()
-        write_model(tmp_path / "out", weights(1))
-        assert len([file for file in tmp_path.iterdir() if ".partial-" in file.name]) == 1
-        living.write(weights())
+    assert [file.name for file in tmp_path.iterdir()] == [".out.partial"]
+    assert load(write_model(tmp_path / "out", weights())).keys() == weights().keys()
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_living_run_has_its_place_to_itself(tmp_path: Path) -> None:
+    with writing(tmp_path / "out", specs_of(weights()), 300) as living:
+        before = listing(tmp_path)
+        with pytest.raises(UsageError, match="another run is writing"):
+            write_model(tmp_path / "out", weights(1))
+        assert listing(tmp_path) == before
+        living.write(weights())
+    assert same(load(tmp_path / "out")["model.norm.weight"], weights()["model.norm.weight"])
+
+
+@pytest.mark.parametrize("moment", [1, 2])
+def test_a_replacement_that_was_killed_is_settled_by_the_next_run(tmp_path: Path, moment: int) -> None:
+    """Killed after the first rename, the old directory comes back; after the second, the new one stays."""
+    out = write_model(tmp_path / "out", weights())
+    script = """
+rename, calls = Path.rename, []
+def killed(self, target):
+    rename(self, target)
+    calls.append(target)
+    if len(calls) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+Path.rename = killed
+with writing(Path(sys.argv[1]), specs, overwrite=True) as writer:
+    writer.write(tensors)
+"""
+    assert run(script, out, moment).returncode == -signal.SIGKILL
+    assert {file.name for file in tmp_path.iterdir()} - {"out"} == {".out.partial", ".out.replaced"}
+
+    expected = pytest.raises(UsageError, match="not empty") if moment == 1 else pytest.raises(ValueError)
+    with expected, OutputDirectory(out, overwrite=moment == 2) as output:
+        assert list(output.content.iterdir()) == []
+        raise ValueError
+
+    assert set(load(out)) == (set(weights()) if moment == 1 else {f"w{n}" for n in range(8)})
+    assert not (tmp_path / ".out.replaced").exists()
+
+
+def test_a_folder_of_models_is_replaced_as_one(tmp_path: Path) -> None:
+    for name in ("awq", "gptq"):
+        write_model(tmp_path / "out" / name, weights())
+    with OutputDirectory(tmp_path / "out", overwrite=True) as output:
+        for name in ("awq", "modelopt"):
+            writer = output.writer(specs_of(weights(1)), 300, name)
+            writer.write(weights(1))
+            writer.seal()
+        output.commit()
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["awq", "modelopt"]
+
+    (tmp_path / "out" / "notes.txt").touch()
+    with pytest.raises(UsageError, match="holds no model"), OutputDirectory(tmp_path / "out", overwrite=True):
+        pass

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from quantkit.checkpoint.sidecars import copy_sidecars, sidecar_files
-from quantkit.checkpoint.writer import ArtifactWriter, TensorSpec
+from quantkit.checkpoint.writer import TensorSpec
 from quantkit.errors import CheckpointError, UsageError
 
 from .fabricate import listing
+from .written import writing
 
 KEPT = {
     "tokenizer.json": b'{"version": "1.0",\r\n "a":   1}',
@@ -63,15 +64,13 @@ def test_copy_to_a_directory_is_byte_identical(source: Path, tmp_path: Path) -> 
 
 def test_copy_to_a_writer_is_byte_identical(source: Path, tmp_path: Path) -> None:
     spec = TensorSpec("w", "F32", (0,))
-    with ArtifactWriter(tmp_path / "out", [spec], max_shard_bytes=10, source=source) as writer:
+    with pytest.raises(UsageError, match=r"README\.md"), writing(tmp_path / "out", [spec], source=source) as writer:
         writer.add_file("README.md", "ours")
-        with pytest.raises(UsageError, match=r"README\.md"):
-            copy_sidecars(source, writer)
-    with ArtifactWriter(tmp_path / "out", [spec], max_shard_bytes=10, source=source) as writer:
+        copy_sidecars(source, writer)
+    with writing(tmp_path / "out", [spec], source=source) as writer:
         copied = copy_sidecars(source, writer, skip=["README.md"])
         writer.add_file("README.md", "ours")
         writer._pending.clear()
-        writer.commit()
     assert "README.md" not in copied
     found = listing(tmp_path / "out")
     del found["model.safetensors"]

@@ -15,7 +15,7 @@ from quantkit.checkpoint.writer import ArtifactWriter, TensorSpec
 from quantkit.errors import CheckpointError, UsageError
 
 from .fabricate import listing, model_dir, same, split, weights
-from .written import load, specs_of, write_model
+from .written import load, specs_of, write_model, writing
 
 
 def test_write_takes_views_and_copy_takes_bytes(tmp_path: Path) -> None:
@@ -25,10 +25,9 @@ def test_write_takes_views_and_copy_takes_bytes(tmp_path: Path) -> None:
     parameter = torch.nn.Parameter(torch.randn(3, 2))
     specs = [TensorSpec(name, source.tensors[name].dtype, source.tensors[name].shape) for name in kept]
     specs += [TensorSpec("turned", "I32", (4, 3)), TensorSpec("parameter", "F32", (3, 2))]
-    with ArtifactWriter(tmp_path / "out", specs, max_shard_bytes=300) as writer:
+    with writing(tmp_path / "out", specs, 300) as writer:
         writer.copy(source, kept)
         writer.write({"turned": turned, "parameter": parameter})
-        assert writer.commit() == tmp_path / "out"
     read = load(tmp_path / "out")
     assert same(read["turned"], turned.contiguous()) and same(read["parameter"], parameter.detach())
     assert all(same(read[name], weights()[name]) for name in kept)
@@ -48,14 +47,13 @@ def test_index_counts_the_bytes(tmp_path: Path) -> None:
 
 def test_digests_are_those_of_the_files(tmp_path: Path) -> None:
     tensors = weights()
-    with ArtifactWriter(tmp_path / "out", specs_of(tensors), max_shard_bytes=300) as writer:
+    with writing(tmp_path / "out", specs_of(tensors), 300) as writer:
         with pytest.raises(CheckpointError, match="not written"):
             writer.digests()
         writer.write(tensors)
         before = writer.digests()
-        writer.commit()
     files = {file.name: file for file in (tmp_path / "out").glob("*.safetensors")}
-    assert before == writer.digests() == {name: hashlib.sha256(f.read_bytes()).hexdigest() for name, f in files.items()}
+    assert before == {name: hashlib.sha256(f.read_bytes()).hexdigest() for name, f in files.items()}
 
 
 def test_files_get_ordinary_permissions(tmp_path: Path) -> None:
@@ -79,7 +77,7 @@ def test_write_refuses_what_was_not_planned(tmp_path: Path, tensors: dict[str, t
     specs = [TensorSpec("a", "F32", (2,)), TensorSpec("b", "F32", (2,))]
     with (
         pytest.raises(CheckpointError) as caught,
-        ArtifactWriter(tmp_path / "out", specs, max_shard_bytes=100) as writer,
+        writing(tmp_path / "out", specs, 100) as writer,
     ):
         writer.write({"b": torch.zeros(2)})
         writer.write(tensors)
@@ -89,23 +87,21 @@ def test_write_refuses_what_was_not_planned(tmp_path: Path, tensors: dict[str, t
 
 def test_copy_refuses_another_shape(tmp_path: Path) -> None:
     source = Checkpoint.open(model_dir(tmp_path / "source", weights()))
-    with ArtifactWriter(
-        tmp_path / "out", [TensorSpec("model.norm.weight", "F32", (9,))], max_shard_bytes=100
-    ) as writer:
-        with pytest.raises(CheckpointError, match="planned"):
-            writer.copy(source, ["model.norm.weight"])
-        with pytest.raises(CheckpointError, match="no tensor"):
-            writer.copy(source, ["ghost"])
+    specs = [TensorSpec("model.norm.weight", "F32", (9,))]
+    writer = ArtifactWriter(tmp_path / "out", specs, max_shard_bytes=100, place=tmp_path / "out")
+    with pytest.raises(CheckpointError, match="planned"):
+        writer.copy(source, ["model.norm.weight"])
+    with pytest.raises(CheckpointError, match="no tensor"):
+        writer.copy(source, ["ghost"])
 
 
 def test_commit_lists_what_is_missing_and_leaves_nothing(tmp_path: Path) -> None:
     specs = [TensorSpec(f"w{number}", "F32", (2,)) for number in range(6)]
     with (
         pytest.raises(CheckpointError, match=r"5 of 6 tensors .* `w1`, `w2`, `w3` and 2 more"),
-        ArtifactWriter(tmp_path / "out", specs, max_shard_bytes=100) as writer,
+        writing(tmp_path / "out", specs, 100) as writer,
     ):
         writer.write({"w0": torch.zeros(2)})
-        writer.commit()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -113,16 +109,14 @@ def test_commit_lists_what_is_missing_and_leaves_nothing(tmp_path: Path) -> None
     "name", ["../x", "/x", "a/../../x", "", ".", "..\\x", "model.safetensors", "x.safetensors.index.json"]
 )
 def test_added_file_stays_inside_and_off_the_weights(tmp_path: Path, name: str) -> None:
-    with (
-        ArtifactWriter(tmp_path / "out", specs_of(weights()), max_shard_bytes=300) as writer,
-        pytest.raises(UsageError),
-    ):
+    writer = ArtifactWriter(tmp_path / "out", specs_of(weights()), max_shard_bytes=300, place=tmp_path / "out")
+    with pytest.raises(UsageError):
         writer.add_file(name, b"")
 
 
 def test_added_files_are_kept_and_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "origin").write_bytes(b"\x00\r\n")
-    with ArtifactWriter(tmp_path / "out", specs_of(weights()), max_shard_bytes=300) as writer:
+    with writing(tmp_path / "out", specs_of(weights()), 300) as writer:
         writer.add_file("text.json", "ä\n")
         writer.add_file("code/model.py", b"pass")
         writer.copy_file("code/bytes", tmp_path / "origin")
@@ -135,18 +129,46 @@ def test_added_files_are_kept_and_never_overwritten(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="cannot be read"):
             writer.copy_file("x", tmp_path / "absent")
         writer.write(weights())
-        out = writer.commit()
-    found = listing(out)
+    found = listing(tmp_path / "out")
     assert found["text.json"] == "ä\n".encode()
     assert (found["code/model.py"], found["code/bytes"]) == (b"pass", b"\x00\r\n")
 
 
-def test_writer_outside_its_context_is_a_mistake_of_the_caller(tmp_path: Path) -> None:
-    writer = ArtifactWriter(tmp_path / "out", specs_of(weights()), max_shard_bytes=300)
-    with pytest.raises(RuntimeError):
-        writer.write(weights())
-    with writer:
-        writer.write(weights())
-        writer.commit()
-        with pytest.raises(RuntimeError):
-            writer.add_file("x", "")
+def write_half(directory: Path) -> ArtifactWriter:
+    """Half of the tensors, and a file beside them, as an interrupted run leaves them."""
+    writer = ArtifactWriter(directory, specs_of(weights()), max_shard_bytes=300, place=directory)
+    writer.write(dict(list(weights().items())[:3]))
+    writer.add_file("config.json", "half")
+    return writer
+
+
+def test_a_writer_goes_on_with_the_shards_of_another(tmp_path: Path) -> None:
+    names = write_half(tmp_path / "out").written
+    assert names == list(weights())[:3]
+
+    writer = ArtifactWriter(tmp_path / "out", specs_of(weights()), max_shard_bytes=300, place=tmp_path / "out")
+    assert not (tmp_path / "out" / "config.json").exists()
+    writer.resume(names)
+    with pytest.raises(CheckpointError, match="written already"):
+        writer.write({names[0]: weights()[names[0]]})
+    writer.write(dict(list(weights().items())[3:]))
+    writer.seal()
+    found = load(tmp_path / "out")
+    assert all(same(found[name], tensor) for name, tensor in weights().items())
+
+
+def test_a_writer_of_another_plan_takes_nothing_over(tmp_path: Path) -> None:
+    names = write_half(tmp_path / "out").written
+    writer = ArtifactWriter(tmp_path / "out", specs_of(weights()), max_shard_bytes=1000, place=tmp_path / "out")
+    with pytest.raises(CheckpointError, match="interrupted run"):
+        writer.resume(names)
+    with pytest.raises(CheckpointError, match="`ghost`"):
+        writer.resume(["ghost"])
+
+
+def test_a_shard_that_is_gone_is_not_believed(tmp_path: Path) -> None:
+    writer = write_half(tmp_path / "out")
+    (tmp_path / "out" / writer.shards[0].file).unlink()
+    again = ArtifactWriter(tmp_path / "out", specs_of(weights()), max_shard_bytes=300, place=tmp_path / "out")
+    with pytest.raises(CheckpointError, match="interrupted run"):
+        again.resume(writer.written)

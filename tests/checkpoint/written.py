@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from quantkit.checkpoint.dtypes import DTYPE_NAMES
+from quantkit.checkpoint.output import OutputDirectory
 from quantkit.checkpoint.writer import ArtifactWriter, TensorSpec
 
 
@@ -16,11 +20,21 @@ def specs_of(tensors: dict[str, torch.Tensor]) -> list[TensorSpec]:
     return [TensorSpec(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()]
 
 
-def write_model(out: Path, tensors: dict[str, torch.Tensor], shard: int = 2**30, **options: object) -> Path:
-    with ArtifactWriter(out, specs_of(tensors), max_shard_bytes=shard, **options) as writer:  # type: ignore[arg-type]
+@contextmanager
+def writing(out: Path, specs: Iterable[TensorSpec], shard: int = 2**30, **options: Any) -> Iterator[ArtifactWriter]:
+    """A writer for an output directory, which is committed on leaving."""
+    with OutputDirectory(out, **options) as output:
+        writer = output.writer(specs, shard)
+        yield writer
+        writer.seal()
+        output.commit()
+
+
+def write_model(out: Path, tensors: dict[str, torch.Tensor], shard: int = 2**30, **options: Any) -> Path:
+    with writing(out, specs_of(tensors), shard, **options) as writer:
         writer.add_file("config.json", "{}")
         writer.write(tensors)
-        return writer.commit()
+    return out
 
 
 def load(out: Path) -> dict[str, torch.Tensor]:

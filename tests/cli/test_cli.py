@@ -54,12 +54,12 @@ class Library:
     def make_plan(self, recipe: Recipe, model: str, out: Path | None, emit: Any) -> Result:
         return self._note("plan", recipe, model, out)
 
-    def quantize(self, recipe: Recipe, model: str, out: Path, *, overwrite: bool = False, emit: Any) -> Result:
+    def quantize(self, recipe: Recipe, model: str, out: Path, *, emit: Any, **named: bool) -> Result:
         emit(Stage(0, 1, "read"))
         for reason in self.fallbacks:
             emit(Fallback("model.layers.0.mlp.up_proj", reason))
         emit(BlockDone(0, 1, {"model.layers.0.mlp.up_proj": 0.5}, 2.0, 10**9))
-        return self._note("quantize", recipe, model, out, overwrite=overwrite)
+        return self._note("quantize", recipe, model, out, **named)
 
     def perplexity(self, path: str, *, emit: Any, **named: Any) -> Result:
         return self._note("perplexity", path, **named)
@@ -119,7 +119,7 @@ def test_every_recipe_field_is_an_option(name: str, library: Library) -> None:
     assert run(["quantize", "m", "-o", "out", *arguments]) == 0
 
     recipe = Recipe(**{name: value} | BESIDE.get(name, {}))
-    assert library.calls == [("quantize", (recipe, "m", Path("out")), {"overwrite": False})]
+    assert library.calls == [("quantize", (recipe, "m", Path("out")), {"overwrite": False, "restart": False})]
 
 
 def test_the_command_line_wins_over_the_recipe_file(library: Library, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_command_line_wins_over_the_recipe_file(library: Library, tmp_path: 
 def test_quantize_prints_the_folder_and_tells_the_rest_on_stderr(library: Library, capsys: Capture) -> None:
     assert run(["quantize", "m", "-o", "a/b", "--overwrite"]) == 0
 
-    assert library.calls[0][2] == {"overwrite": True}
+    assert library.calls[0][2] == {"overwrite": True, "restart": False}
     assert capsys.readouterr() == (
         "a/b\n",
         "block 1/1  error 0.5000  max 0.5000 (up_proj)  2.0 s  rss 1.0 GB\nquantize line 1\nquantize line 2\n",
