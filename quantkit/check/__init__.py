@@ -28,6 +28,7 @@ def judge(
     config: Mapping[str, Any] | None = None,
     fp8_cache: bool = False,
     stored: bool = False,
+    quirks: frozenset[str] = frozenset(),
 ) -> Judgement:
     """Ask an engine about a model in one format.
 
@@ -40,11 +41,12 @@ def judge(
         config: config.json, for head counts, the hidden size and the dtype.
         fp8_cache: scales of an FP8 cache come with it.
         stored: the model is packed already, so that a hint may not change its schemes.
+        quirks: what is unusual about a stored one; see `quantkit.engines.base.Model`.
 
     Raises:
         UsageError: no such engine or format, or the engine has no tensor parallelism.
     """
-    case = Case.open(shapes, schemes, format, target, tp, config or {}, fp8_cache, stored)
+    case = Case.open(shapes, schemes, format, target, tp, config or {}, fp8_cache, stored, quirks)
     found = case.judge()
     return found if found.loads else replace(found, hint=nearest(case, found))
 

@@ -26,6 +26,7 @@ class Case:
 
     Attributes:
         stored: the checkpoint is there in this format already, so only the engine's law counts.
+        quirks: of a stored checkpoint; see `Model`.
     """
 
     shapes: Mapping[str, Shape]
@@ -36,6 +37,7 @@ class Case:
     config: Mapping[str, Any]
     fp8_cache: bool
     stored: bool
+    quirks: frozenset[str]
     units: tuple[Unit, ...] = field(repr=False)
 
     @classmethod
@@ -49,6 +51,7 @@ class Case:
         config: Mapping[str, Any],
         fp8_cache: bool = False,
         stored: bool = False,
+        quirks: frozenset[str] = frozenset(),
     ) -> Case:
         for option, value, known in (("target", target, ENGINES), ("format", fmt, FORMATS)):
             if value not in known:
@@ -61,12 +64,13 @@ class Case:
         if tp > 1 and not engine.splits:
             raise UsageError(f"`{target}` has no tensor parallelism for quantized models", "leave out `--tp`")
         kept: Schemes = {name: schemes.get(name) for name in shapes}
-        units = tuple(build_units(shapes, config, tp=tp, fuses=engine.fuses))
-        return cls(shapes, kept, fmt, engine, tp, config, fp8_cache, stored, units)
+        units = tuple(build_units(shapes, config, tp=tp, fuses=engine.fuses is not None))
+        return cls(shapes, kept, fmt, engine, tp, config, fp8_cache, stored, quirks, units)
 
     def at(self, tp: int) -> Case:
         """The same on another number of ranks."""
-        return replace(self, tp=tp, units=tuple(build_units(self.shapes, self.config, tp=tp, fuses=self.engine.fuses)))
+        units = build_units(self.shapes, self.config, tp=tp, fuses=self.engine.fuses is not None)
+        return replace(self, tp=tp, units=tuple(units))
 
     @property
     def packed(self) -> tuple[str, ...]:
@@ -130,7 +134,7 @@ class Case:
         if unit.problem:
             return refusal(unit.problem)
         dtype = text_config(self.config).get("dtype") or text_config(self.config).get("torch_dtype") or ""
-        return self.engine.answer(unit, scheme, self.format, Model(str(dtype)))
+        return self.engine.answer(unit, scheme, self.format, Model(str(dtype), self.quirks))
 
     def _unequal_experts(self) -> set[str]:
         """Names of expert stacks whose layer's other stack has another scheme."""

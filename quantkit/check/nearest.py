@@ -21,7 +21,7 @@ def nearest(case: Case, found: Judgement) -> str:
     ranks = [(f"`--tp {tp}`", case.at(tp)) for tp in range(case.tp - 1, 0, -1) if case.tp % tp == 0]
     others = [name for name in case.engine.formats if name != case.format and name in FORMATS]
     if case.stored:
-        unpacked = replace(case, stored=False)
+        unpacked = replace(case, stored=False, quirks=frozenset())
         converted = [(f"`quantkit convert --format {name}`", replace(unpacked, format=name)) for name in others]
         choices = [_first(ranks), _first(converted)]
         return ", or ".join(filter(None, choices)) or "quantize the 16-bit model again for this engine"

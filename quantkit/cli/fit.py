@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quantkit.cli.console import Console
+from quantkit.cli.console import Console, aligned
 from quantkit.errors import UsageError
 from quantkit.gpus import GPUS, Gpu
 from quantkit.patterns import closest
@@ -69,7 +70,7 @@ def fit(
     notes = _notes(sizes, load, chosen if gpu else {})
     lines = [
         *_header(model, sizes, load),
-        *(_detail(load, *chosen.values(), *fits.values()) if gpu else _overview(fits)),
+        *(_detail(load, chosen[gpu.lower()], fits[gpu.lower()]) if gpu else _overview(fits)),
         *(f"note: {note}" for note in notes),
     ]
     result = _to_json(model, sizes, load, fits) | {"notes": notes} if json else {}
@@ -101,12 +102,12 @@ def _header(model: str, sizes: Sizes, load: Load) -> list[str]:
     return [
         f"{Path(model).resolve().name}: {sizes.parameters / 1e9:.2f} B parameters, {sum(cache.layers.values())} layers"
         f" with a cache, {load.gpus} {'GPU' if load.gpus == 1 else 'GPUs'}",
-        *_aligned(rows, left=(0, 1, 2, 3)),
+        *aligned(rows, left=(0, 1, 2, 3)),
         "",
     ]
 
 
-def _detail(load: Load, gpu: Gpu, fits: tuple[Fit, ...]) -> list[str]:
+def _detail(load: Load, gpu: Gpu, fits: Sequence[Fit]) -> list[str]:
     from quantkit.fit.serving import RESERVE
 
     room = (
@@ -120,7 +121,7 @@ def _detail(load: Load, gpu: Gpu, fits: tuple[Fit, ...]) -> list[str]:
         sized = (each.weights, gigabytes(each.weight_bytes), each.cache, gigabytes(each.cache_bytes))
         rows.append((*sized, fit, *speed))
     per = ["sizes are per GPU"] if load.gpus > 1 else []
-    return [room, *per, *_aligned(rows, left=(0, 2)), "", BOUND]
+    return [room, *per, *aligned(rows, left=(0, 2)), "", BOUND]
 
 
 def _overview(fits: dict[str, tuple[Fit, ...]]) -> list[str]:
@@ -129,18 +130,7 @@ def _overview(fits: dict[str, tuple[Fit, ...]]) -> list[str]:
     for name, each in fits.items():
         counts = (f"{fit.sequences:,}" if fit.weights_fit else "-" for fit in each)
         rows.append((name, gigabytes(GPUS[name].memory), f"{GPUS[name].gb_per_s:,}", *counts))
-    return [*_aligned(rows, left=(0,)), "columns: weights + cache; - where the weights alone do not fit"]
-
-
-def _aligned(rows: list[tuple[str, ...]], left: tuple[int, ...]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return [*aligned(rows, left=(0,)), "columns: weights + cache; - where the weights alone do not fit"]
 
 
 def _notes(sizes: Sizes, load: Load, chosen: dict[str, Gpu]) -> list[str]:

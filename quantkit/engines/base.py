@@ -9,6 +9,10 @@ from enum import StrEnum
 from quantkit.scheme import PER_CHANNEL, Scheme
 
 GPTQ, AWQ, COMPRESSED_TENSORS, MODELOPT = "gptq", "awq", "compressed-tensors", "modelopt"
+# of checkpoints by other tools; quantkit writes none of these
+ACT_ORDER = "groups in activation order (desc_act)"
+GPTQ_V2 = "zero points of GPTQ version 2"
+NO_ZERO_POINTS = "zero_point: false"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +85,11 @@ class Model:
 
     Attributes:
         dtype: of activations, as config.json names it: float16, bfloat16, or "" where it says nothing.
+        quirks: what is unusual about a checkpoint: any of ACT_ORDER, GPTQ_V2 and NO_ZERO_POINTS.
     """
 
     dtype: str = ""
+    quirks: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +166,8 @@ class Engine:
         notes: {format: facts} worth knowing about what loads.
         whole: rules about all linears of a model together.
         cpu: its rules on a CPU, for a note; None where they are not known, or no others.
-        fuses: q, k, v and gate, up and a layer's experts become one matrix each.
-        splits: it has tensor parallelism.
+        fuses: the fact that q, k, v and gate, up and a layer's experts become one matrix each; None where they stay.
+        splits: the fact that tensor parallelism divides matrices; None where there is none.
     """
 
     name: str
@@ -174,8 +180,8 @@ class Engine:
     notes: Mapping[str, tuple[Fact, ...]] = field(default_factory=dict)
     whole: Callable[[Schemes, str], Iterable[Whole]] = _nothing
     cpu: Cpu | None = None
-    fuses: bool = True
-    splits: bool = True
+    fuses: Fact | None = None
+    splits: Fact | None = None
 
 
 def packing_problem(unit: Unit, scheme: Scheme, fmt: str) -> str:

@@ -7,6 +7,7 @@ from quantkit.engines.base import (
     AWQ,
     COMPRESSED_TENSORS,
     GPTQ,
+    GPTQ_V2,
     MODELOPT,
     Answer,
     Engine,
@@ -52,13 +53,13 @@ def _answer(unit: Unit, scheme: Scheme, fmt: str, model: Model) -> Answer:
         return refusal(problem, WHOLE)
     if fmt == AWQ and scheme.bits != 4:
         return refusal(f"AWQ checkpoints of {scheme.bits} bits are refused", AWQ_BITS)
-    takes = marlin.takes(scheme) and (scheme.symmetric or fmt != GPTQ)
+    takes = marlin.takes(scheme) and (scheme.symmetric or fmt != GPTQ) and GPTQ_V2 not in model.quirks
     if unit.experts:
         return _experts(unit, scheme, fmt, takes)
     # the AWQ loader asks for the first pair of tile multiples, the others for nothing: the kernel takes either
     tile = marlin.tile_problem(unit.out_features, unit.in_features, strict=fmt == AWQ)
     if takes and not tile:
-        return Answer("Marlin")
+        return Answer("Marlin", fact=marlin.CONSTANTS)
     if fmt == AWQ:
         return _in_float16("AWQ", tile or f"Marlin has no kernel for {scheme}", AWQ_FALLBACK, model)
     if takes:
@@ -78,7 +79,7 @@ def _experts(unit: Unit, scheme: Scheme, fmt: str, takes: bool) -> Answer:
     hidden, width = (unit.out_features, unit.in_features) if down else (unit.in_features, min(unit.parts))
     fits = hidden % 128 == 0 and width % max(64, scheme.group_size) == 0
     if takes and fits:
-        return Answer("Marlin")
+        return Answer("Marlin", fact=EXPERTS)
     why = (
         f"hidden size {hidden:,} and expert width {width:,} do not fit Marlin"
         if takes
@@ -116,4 +117,12 @@ SGLANG = Engine(
             ),
         )
     },
+    fuses=Fact(
+        "q, k, v and gate, up and the experts of a layer are held as one matrix, which has one scheme",
+        "SGLang main python/sglang/srt/layers/linear.py QKVParallelLinear, MergedColumnParallelLinear",
+    ),
+    splits=Fact(
+        "Heads, outputs and inputs are divided evenly between ranks",
+        "SGLang main python/sglang/srt/distributed/utils.py divide",
+    ),
 )

@@ -39,7 +39,7 @@ def _answer(unit: Unit, scheme: Scheme, fmt: str, model: Model) -> Answer:
     odd += [f"K {unit.in_features:,} % {MIN_K} = {unit.in_features % MIN_K}"] if unit.in_features % MIN_K else []
     if odd:
         return refusal(f"the kernel does not take the shape: {', '.join(odd)}", LAYOUT)
-    return Answer("W4A16 CUTLASS")
+    return Answer("W4A16 CUTLASS", fact=LAYOUT)
 
 
 TENSORRT_LLM = Engine(
@@ -67,4 +67,12 @@ TENSORRT_LLM = Engine(
         )
     },
     no_cache=Fact("TensorRT-LLM reads no such checkpoint", f"{_READ}tensorrt_llm/_torch/model_config.py"),
+    fuses=Fact(
+        "q, k, v and gate, up and the experts of a layer are held as one matrix, which has one scheme",
+        f"{_READ}tensorrt_llm/_torch/modules/linear.py WeightMode",
+    ),
+    splits=Fact(
+        "Heads, outputs and inputs are divided evenly between ranks",
+        f"{_READ}tensorrt_llm/_torch/modules/linear.py load_weight_shard",
+    ),
 )

@@ -9,6 +9,7 @@ from quantkit.engines.base import (
     AWQ,
     COMPRESSED_TENSORS,
     GPTQ,
+    GPTQ_V2,
     MODELOPT,
     Answer,
     Engine,
@@ -44,6 +45,10 @@ NO_SKIP = Fact(
     "The loader of GPTQ and AWQ checkpoints reads no list of modules that are kept in 16 bit",
     f"{_READ}marlin/gptq.py GPTQMarlinWeightsLoader",
 )
+VERSION_2 = Fact(
+    "`checkpoint_format` is not read, so that zero points of version 2 are taken for those of version 1, one too many",
+    f"{_READ}gptq/__init__.py",
+)
 ONE_SCHEME = Fact(
     "GPTQ and AWQ checkpoints have one scheme for all linears: `dynamic` is not read", f"{_READ}marlin/gptq.py"
 )
@@ -52,11 +57,13 @@ ONE_SCHEME = Fact(
 def _answer(unit: Unit, scheme: Scheme, fmt: str, model: Model) -> Answer:
     if fmt == COMPRESSED_TENSORS and not scheme.symmetric:
         return refusal("asymmetric compressed-tensors checkpoints do not load", ASYMMETRIC)
+    if GPTQ_V2 in model.quirks:
+        return refusal("zero points of GPTQ version 2 are read wrongly", VERSION_2)
     if problem := packing_problem(unit, scheme, fmt) or group_problem(unit, scheme):
         return refusal(problem, WHOLE_GROUPS)
     if marlin.takes(scheme, eight_bit_zeros=True) and (scheme.symmetric or fmt == AWQ):
         tile = marlin.tile_problem(unit.out_features, unit.in_features)
-        return refusal(tile, TILES) if tile else Answer("Marlin")
+        return refusal(tile, TILES) if tile else Answer("Marlin", fact=TILES)
     why = f"Marlin has no kernel for {scheme} in {fmt} checkpoints"
     if fmt == COMPRESSED_TENSORS:
         return refusal(why, GROUPS)
@@ -98,4 +105,12 @@ TGI = Engine(
         f"{_READ}attention/kv_cache.py",
     ),
     whole=_whole,
+    fuses=Fact(
+        "q, k, v and gate, up are loaded as one matrix, which has one scheme",
+        f"{_READ}../utils/weights.py get_multi_weights_col",
+    ),
+    splits=Fact(
+        "Heads, outputs and inputs are divided evenly between ranks",
+        f"{_READ}../utils/weights.py get_sharded",
+    ),
 )

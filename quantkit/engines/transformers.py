@@ -38,11 +38,11 @@ AWQ_BITS = Fact("AWQ checkpoints are taken with 4 bits", "AutoAWQ awq/modules/li
 def _answer(unit: Unit, scheme: Scheme, fmt: str, model: Model) -> Answer:
     if fmt == COMPRESSED_TENSORS:
         if scheme.symmetric:
-            return Answer("decompressed")
+            return Answer("decompressed", fact=DECOMPRESSED)
         return Answer("decompressed", "asymmetric weights need `CompressedTensorsConfig(dequantize=True)`", ZERO_POINTS)
     if fmt == AWQ and scheme.bits != 4:
         return refusal(f"AWQ checkpoints of {scheme.bits} bits are refused", AWQ_BITS)
-    return Answer("gptqmodel")
+    return Answer("gptqmodel", fact=AWQ_NEEDS if fmt == AWQ else GPTQMODEL)
 
 
 TRANSFORMERS = Engine(
@@ -56,6 +56,4 @@ TRANSFORMERS = Engine(
     cache={},
     no_cache=Fact("transformers reports the cache's scales as unexpected tensors and leaves them out", f"{_RUN}"),
     notes={COMPRESSED_TENSORS: (DECOMPRESSED,), GPTQ: (GPTQMODEL,), AWQ: (AWQ_NEEDS,)},
-    fuses=False,
-    splits=False,
 )

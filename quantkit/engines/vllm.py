@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from quantkit.engines import marlin
 from quantkit.engines.base import (
+    ACT_ORDER,
     AWQ,
     COMPRESSED_TENSORS,
     GPTQ,
     MODELOPT,
+    NO_ZERO_POINTS,
     Answer,
     Cpu,
     Engine,
@@ -57,6 +59,14 @@ EXPERTS_FALLBACK = Fact(
     " inputs or more",
     f"{_READ}layers/quantization/auto_gptq.py, auto_awq.py and moe_wna16.py",
 )
+ORDERED = Fact(
+    "GPTQ checkpoints with `desc_act` and groups are refused",
+    f"{_READ}layers/quantization/utils/gptq_utils.py normalize_and_validate_gptq_desc_act; {_RUN}",
+)
+NO_ZEROS = Fact(
+    "AWQ checkpoints whose config says `zero_point: false` run on slower AWQ kernels",
+    f"{_READ}layers/quantization/auto_awq.py, layers/quantization/utils/marlin_utils.py check_marlin_supported",
+)
 TRITON_GROUPS = (-1, 32, 64, 128, 256)
 
 
@@ -65,17 +75,21 @@ def _answer(unit: Unit, scheme: Scheme, fmt: str, model: Model) -> Answer:
         return refusal(problem, PARTS)
     if fmt == GPTQ and not scheme.symmetric:
         return refusal("GPTQ checkpoints with free zero points are refused", GPTQ_SYMMETRIC)
+    if ACT_ORDER in model.quirks and scheme.group_size != PER_CHANNEL:
+        return refusal("GPTQ checkpoints with `desc_act` are refused", ORDERED)
     if fmt == AWQ and scheme.bits != 4:
         return refusal(f"AWQ checkpoints of {scheme.bits} bits are refused", AWQ_BITS)
     if unit.experts:
         return _experts(unit, scheme, fmt)
     if problem := group_problem(unit, scheme):
         return refusal(problem, STRADDLE)
-    # an AWQ checkpoint states zero points, also where all are 8
+    if NO_ZERO_POINTS in model.quirks:
+        return Answer("AWQ", "Marlin reads AWQ checkpoints with zero points only", NO_ZEROS)
+    # what is written as AWQ states its zero points, also where all are 8
     if marlin.takes(scheme):
         problem = marlin.tile_problem(unit.out_features, unit.in_features)
         if not problem:
-            return Answer("Marlin")
+            return Answer("Marlin", fact=marlin.CONSTANTS)
         n, k = marlin.padded(unit.out_features, unit.in_features, scheme.group_size)
         return Answer("Marlin, padded", f"{problem}; padded to {n:,} by {k:,}", PADS)
     if fmt == GPTQ:
@@ -104,7 +118,7 @@ def _experts(unit: Unit, scheme: Scheme, fmt: str) -> Answer:
     hidden = unit.in_features if unit.name.endswith(".w13") else unit.out_features
     problem = group_problem(unit, scheme)
     if marlin.takes(scheme) and hidden % 128 == 0 and not problem:
-        return Answer("Marlin")
+        return Answer("Marlin", fact=EXPERTS)
     why = problem or (
         f"hidden size {hidden:,} is no multiple of 128" if hidden % 128 else f"Marlin has no kernel for {scheme}"
     )
@@ -166,4 +180,11 @@ VLLM = Engine(
         for fmt in (COMPRESSED_TENSORS, GPTQ, AWQ)
     },
     cpu=Cpu(_CPU, _cpu_problem),
+    fuses=Fact(
+        "q, k, v and gate, up and the experts of a layer are held as one matrix, which has one scheme",
+        f"{_READ}layers/quantization/compressed_tensors/utils.py; {_RUN}",
+    ),
+    splits=Fact(
+        "Heads, outputs and inputs are divided evenly between ranks", "vLLM 0.32.0 distributed/utils.py divide"
+    ),
 )
