@@ -31,10 +31,9 @@ def nearest(case: Case, found: Judgement) -> str:
     if not any(choices):
         choices = [_first(_both(group, ranks + formats)) for group in schemes]
     if not any(choices):
-        lost = dict.fromkeys(name for verdict in found.refused for name in verdict.names)
-        kept = replace(case, schemes={**case.schemes, **lost})
-        patterns = " ".join(dict.fromkeys(f"--ignore '*.{leaf(name)}'" for name in lost))
-        choices = [_first([(f"`{patterns}`", kept)])]
+        alone = [choice for group in (*schemes, formats) for choice in group]
+        both = [choice for group in schemes for choice in _both(group, formats)]
+        choices = [_keeping_least([("", case), *alone, *both])]
     return ", or ".join(filter(None, choices)) or "no option changes that: choose another engine"
 
 
@@ -70,6 +69,23 @@ def _both(first: list[Choice], second: list[Choice]) -> Iterator[Choice]:
     for text, case in first:
         for also, other in second:
             yield f"{text} with {also}", replace(other, schemes=case.schemes)
+
+
+def _keeping_least(choices: Iterable[Choice]) -> str:
+    """The choice that leaves the fewest linears in 16 bit, with the patterns that name those."""
+    fewest, found = -1, ""
+    for text, case in choices:
+        lost = dict.fromkeys(name for verdict in case.judge().refused for name in verdict.names)
+        # a pattern takes every linear of the name, so that those are what it costs
+        leaves = dict.fromkeys(leaf(name) for name in lost)
+        schemes = {name: None if leaf(name) in leaves else scheme for name, scheme in case.schemes.items()}
+        kept = replace(case, schemes=schemes)
+        if (fewest < 0 or len(case.packed) - len(kept.packed) < fewest) and kept.packed and kept.judge().loads:
+            fewest = len(case.packed) - len(kept.packed)
+            patterns = " ".join(f"--ignore '*.{each}'" for each in leaves)
+            joined = f"{text} {'and' if ' with ' in text else 'with'} "
+            found = f"{joined if text else ''}`{patterns}`"
+    return found
 
 
 def _first(choices: Iterable[Choice]) -> str:
