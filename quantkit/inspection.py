@@ -105,7 +105,7 @@ def inspect(path: str | Path, *, trust_remote_code: bool = False, emit: Emit = i
         structures=_structures(skeleton, source),
         format=source.format.name if source.format else None,
         schemes=_count(str(scheme) for scheme in source.schemes.values()),
-        bytes_by_kind=_bytes_by_kind(source),
+        bytes_by_kind=source.bytes_by_kind(),
         dtypes=_count(info.dtype for info in source.checkpoint.tensors.values()),
     )
 
@@ -126,22 +126,6 @@ def _structures(skeleton: Skeleton, source: WeightSource) -> tuple[tuple[tuple[i
 
         found.append((tuple(indices), prober.probe(block, weights)))
     return tuple(found)
-
-
-def _bytes_by_kind(source: WeightSource) -> dict[str, int]:
-    kinds = {"codes": 0, "scales": 0, "zero points": 0, "other": 0}
-    for name, info in source.checkpoint.tensors.items():
-        linear, _, leaf = name.rpartition(".")
-        kind = _KINDS.get(leaf, "other") if linear in source.schemes else "other"
-        kinds[kind] += info.nbytes
-    return kinds
-
-
-_KINDS = (  # of the tensors of a packed linear, in all formats
-    dict.fromkeys(("weight_packed", "qweight", "weight"), "codes")
-    | dict.fromkeys(("weight_scale", "scales"), "scales")
-    | dict.fromkeys(("weight_zero_point", "qzeros"), "zero points")
-)
 
 
 def _count(items: Any) -> dict[str, int]:

@@ -33,6 +33,12 @@ CONFIG_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_
 # parts of a packed linear that change its function, and that only a format that owns them reads
 _TELLING = ("pre_quant_scale", "input_scale", "weight_scale_2", "weight_g_idx")
 
+_KINDS = (  # of the tensors of a packed linear, in all formats
+    dict.fromkeys(("weight_packed", "qweight", "weight"), "codes")
+    | dict.fromkeys(("weight_scale", "scales"), "scales")
+    | dict.fromkeys(("weight_zero_point", "qzeros"), "zero points")
+)
+
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
@@ -119,6 +125,14 @@ class WeightSource:
                     f"`{attention}` has no scale for {missing.pop().upper()} of its KV cache", DAMAGED
                 )
         return {attention: CacheScales(scales["k"], scales["v"]) for attention, scales in found.items()}
+
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Stored bytes of packed codes, scales, zero points and everything else."""
+        kinds = {"codes": 0, "scales": 0, "zero points": 0, "other": 0}
+        for name, info in self.checkpoint.tensors.items():
+            linear, _, leaf = name.rpartition(".")
+            kinds[_KINDS.get(leaf, "other") if linear in self.schemes else "other"] += info.nbytes
+        return kinds
 
     def quantized(self, linear: str) -> QuantizedWeight:
         """Read one packed linear."""

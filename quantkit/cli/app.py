@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from quantkit import __version__
-from quantkit.cli import check, convert, evaluate, fit, inspect, quantize, verify
+from quantkit.cli import check, convert, evaluate, fit, inspect, quantize, report, verify
 from quantkit.cli.console import Console
 from quantkit.errors import QuantkitError, ResourceError, UsageError
 from quantkit.patterns import closest
@@ -40,6 +40,7 @@ app.command("convert", rich_help_panel="Commands")(convert.convert)
 app.command("verify", rich_help_panel="Commands")(verify.verify)
 app.command("inspect", rich_help_panel="Commands")(inspect.inspect)
 app.command("fit", rich_help_panel="Commands")(fit.fit)
+app.command("report", rich_help_panel="Commands")(report.report)
 app.add_typer(evaluate.app, name="eval", rich_help_panel="Commands")
 
 
