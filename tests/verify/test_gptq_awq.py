@@ -55,6 +55,13 @@ GPTQ = [
     Row("codes of other sides", as_shape(f"{K}.qweight", 32, 8), "shapes", f"{K}.qweight", "asks for [8, 32]"),
     Row("a group that there is not", set_number(f"{K}.g_idx", 0, 2), "codes", K, "names group 0 to 2, and there are 2"),
     Row("a group below 0", set_number(f"{K}.g_idx", 9, -1), "codes", K, "names group -1 to 1"),
+    Row(
+        "groups swapped",
+        every_number(f"{K}.g_idx", lambda group: 1 - group),
+        "codes",
+        K,
+        "are not consecutive, and the config says `desc_act: false`",
+    ),
     Row("groups as floats", as_dtype(f"{K}.g_idx", "F32"), "dtypes", f"{K}.g_idx", "is F32, and the format has I32"),
     Row(
         "no quantize_config.json",
