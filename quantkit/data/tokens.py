@@ -151,7 +151,7 @@ def evaluation_ids(corpus: Corpus, tokenizer: Tokenizer, *, max_tokens: int | No
     if max_tokens is not None and max_tokens < 2:
         raise UsageError(f"{max_tokens} evaluation tokens were asked for", "ask for at least 2")
     if all(document.text is not None for document in corpus.documents):
-        ids = _running_ids(corpus.documents, tokenizer, None if max_tokens is None else max_tokens + MARGIN)
+        ids, _ = _running(corpus.documents, tokenizer, None if max_tokens is None else max_tokens + MARGIN)
     else:
         ids = []
         for document in corpus.documents:
@@ -166,13 +166,40 @@ def evaluation_ids(corpus: Corpus, tokenizer: Tokenizer, *, max_tokens: int | No
     return torch.tensor(ids[:max_tokens], dtype=torch.int64)
 
 
+def text_shares(corpus: Corpus, tokenizer: Tokenizer, count: int) -> tuple[Tensor, Tensor] | None:
+    """How much text stands behind each of the first `count` tokens of `evaluation_ids`.
+
+    A token owns the text from the end of the token before it to its own end, so that every character of the text
+    belongs to one token: blanks that a tokenizer counts to neither go to the later one, and a character that several
+    tokens spell goes to the first.
+
+    Returns:
+        UTF-8 bytes, and words that begin in it (runs of characters that are no whitespace), int64 [count] each. None
+        where this is not known: the documents are not all text, or the tokenizer does not tell where its tokens are.
+    """
+    if not getattr(tokenizer, "is_fast", False) or any(document.text is None for document in corpus.documents):
+        return None
+    _, text = _running(corpus.documents, tokenizer, count)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    sizes, words, done = [], [], 0
+    for _, end in encoded["offset_mapping"][:count]:
+        own = text[done:end]
+        sizes.append(len(own.encode(errors="surrogatepass")))
+        begins = len(own.split())
+        if begins and done and not own[0].isspace() and not text[done - 1].isspace():
+            begins -= 1  # the rest of a word that an earlier token began
+        words.append(begins)
+        done = max(done, end)
+    return torch.tensor(sizes, dtype=torch.int64), torch.tensor(words, dtype=torch.int64)
+
+
 def _draw_windows(
     corpus: Corpus, tokenizer: Tokenizer, prefix: tuple[int, ...], samples: int, seq_len: int, seed: int
 ) -> Draw:
     """Cut running text into windows of `seq_len`, each behind the prefix, and choose among the whole ones."""
     width = seq_len - len(prefix)
     need = math.ceil(samples * width * SPARE) if corpus.ranked else None
-    ids = _running_ids(corpus.documents, tokenizer, need)
+    ids, _ = _running(corpus.documents, tokenizer, need)
     whole, left = divmod(len(ids), width)
     chosen = list(range(whole))
     if whole > samples:
@@ -239,18 +266,22 @@ def _chat_ids(messages: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> list[
     return _encode(tokenizer, text)
 
 
-def _running_ids(documents: Sequence[Document], tokenizer: Tokenizer, need: int | None) -> list[int]:
+def _running(documents: Sequence[Document], tokenizer: Tokenizer, need: int | None) -> tuple[list[int], str]:
     """Tokenize documents as one text in one call: cutting it first would change the tokens at the cuts.
 
     Args:
         need: stop at the end of the document that brings that many tokens; None takes them all.
+
+    Returns:
+        The tokens and the text that they are of.
     """
     texts = [document.text or "" for document in documents]
     taken = len(texts) if need is None else _reach(texts, 4 * need)
     while True:
-        ids = _encode(tokenizer, BETWEEN.join(texts[:taken]))
+        text = BETWEEN.join(texts[:taken])
+        ids = _encode(tokenizer, text)
         if need is None or len(ids) >= need or taken == len(texts):
-            return ids
+            return ids, text
         taken = max(taken + 1, _reach(texts, 2 * sum(map(len, texts[:taken]))))
 
 

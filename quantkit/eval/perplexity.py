@@ -21,10 +21,10 @@ from quantkit.blocks.skeleton import Skeleton, build_skeleton
 from quantkit.blocks.stream import Stream
 from quantkit.checkpoint.hub import resolve_model
 from quantkit.data.corpus import load_corpus
-from quantkit.data.tokens import evaluation_ids, load_tokenizer, serving_prefix
 from quantkit.device import choose_device, choose_dtype, current_rss
-from quantkit.errors import NumericalError, UsageError
+from quantkit.errors import NumericalError
 from quantkit.eval.kv_cache import CacheCost, exp, serving_scales
+from quantkit.eval.windows import Windows, ratio_estimate, read_windows
 from quantkit.events import BlockDone, Emit, Stage, ignore
 from quantkit.recipe import KV_CACHES, check_choice
 from quantkit.weights import WeightSource
@@ -45,6 +45,8 @@ class Perplexity:
         stride: tokens from one window to the next; with stride < window only tokens not scored before are scored.
         prefix: token ids that start every window, as the tokenizer adds them when serving.
         digest: sha256 of the corpus.
+        bytes: UTF-8 bytes of the text behind the scored tokens; None where it is not known.
+        words: words that begin in that text; None where it is not known.
         kv_cache: what the FP8 KV cache costs, with which everything above was measured; None with 16 bits.
     """
 
@@ -61,6 +63,8 @@ class Perplexity:
     device: str
     digest: str
     seconds: float
+    bytes: int | None = None
+    words: int | None = None
     kv_cache: CacheCost | None = None
 
     @property
@@ -68,9 +72,24 @@ class Perplexity:
         """exp(nll); inf where that is beyond any float."""
         return exp(self.nll)
 
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Loss in bits per byte of text, which models with different tokenizers share; None without bytes."""
+        return self.nll * self.tokens / math.log(2) / self.bytes if self.bytes else None
+
+    @property
+    def word_perplexity(self) -> float | None:
+        """e to the power of the loss per word; None without words, inf where that is beyond any float."""
+        return exp(self.nll * self.tokens / self.words) if self.words else None
+
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values, which know neither nan (the error of one window) nor inf: both become null."""
-        values = asdict(self) | {"perplexity": self.perplexity, "prefix": list(self.prefix)}
+        values = asdict(self) | {
+            "perplexity": self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+            "word_perplexity": self.word_perplexity,
+            "prefix": list(self.prefix),
+        }
         return _finite(values) | {"kv_cache": _finite(self.kv_cache.to_json()) if self.kv_cache else None}
 
     def summary(self) -> list[str]:
@@ -83,6 +102,10 @@ class Perplexity:
             f"nll {self.nll:.4f}{errors[1]} nats over {self.tokens:,} tokens of {self.data}",
             f"{self.windows} windows of {self.window}, stride {self.stride}; {start}; {self.dtype} on {self.device}",
         ]
+        if self.bits_per_byte is not None:
+            words = "" if self.word_perplexity is None else f", word perplexity {self.word_perplexity:,.1f}"
+            counted = "" if self.word_perplexity is None else f" and {self.words:,} words"
+            lines.append(f"{self.bits_per_byte:.4f} bits per byte{words}: over {self.bytes:,} bytes{counted}")
         return lines + ([self.kv_cache.summary()] if self.kv_cache else [])
 
 
@@ -126,91 +149,43 @@ def perplexity(
     source = WeightSource.open(resolve_model(str(path), emit=emit))
     directory = source.checkpoint.path
     skeleton = build_skeleton(directory, source.tensors, device=where, trust_remote_code=trust_remote_code)
-    tokenizer = load_tokenizer(directory, trust_remote_code=trust_remote_code)
-    corpus = load_corpus(data, split=split, column=column)
-    prefix = serving_prefix(tokenizer)
-    step = window - len(prefix) if stride is None else stride
-    ids = evaluation_ids(corpus, tokenizer, max_tokens=max_tokens)
-    rows, scored = cut_windows(ids, prefix, window, step)
+    text = read_windows(
+        load_corpus(data, split=split, column=column),
+        directory,
+        window=window,
+        stride=stride,
+        max_tokens=max_tokens,
+        trust_remote_code=trust_remote_code,
+    )
 
     origin, scales = serving_scales(source, find_attentions(skeleton)) if kv_cache else ("", {})
     taps = [None, CacheSimulator(scales)] if kv_cache else [None]
-    losses = _losses(source, skeleton, rows, scored, taps, kind, where, emit)
-    counts = torch.tensor(scored, dtype=torch.float64)
-    nll, stderr = ratio_estimate(losses[-1], counts)
+    losses = _losses(source, skeleton, text, taps, kind, where, emit)
+    nll, stderr = ratio_estimate(losses[-1], text.counts)
     return Perplexity(
         path=str(path),
         data=data,
         nll=nll,
         stderr=stderr,
-        tokens=sum(scored),
-        windows=len(rows),
+        tokens=text.tokens,
+        windows=len(text.rows),
         window=window,
-        stride=step,
-        prefix=prefix,
+        stride=text.stride,
+        prefix=text.prefix,
         dtype=str(kind).removeprefix("torch."),
         device=str(where),
-        digest=corpus.digest,
+        digest=text.digest,
         seconds=time.monotonic() - started,
-        kv_cache=_cost(origin, losses, counts) if kv_cache else None,
+        bytes=text.bytes,
+        words=text.words,
+        kv_cache=_cost(origin, losses, text.counts) if kv_cache else None,
     )
-
-
-def cut_windows(ids: Tensor, prefix: tuple[int, ...], window: int, stride: int) -> tuple[list[Tensor], list[int]]:
-    """Cut token ids [T] into windows and say how many tokens at the end of each are scored.
-
-    A window's first token is scored only when the prefix (BOS) stands before it. Every other token is scored exactly
-    once: where windows overlap, in the first window that holds it. The last window may be shorter.
-
-    Raises:
-        UsageError: the window has no room for a scored token, or stride leaves gaps.
-    """
-    room = window - len(prefix)
-    if room < 2 or not 1 <= stride <= room:
-        raise UsageError(
-            f"a window of {window} tokens with {len(prefix)} special ones and stride {stride} cannot be scored",
-            "use a larger window, and a stride of at most its free room",
-        )
-    head = torch.tensor(prefix, dtype=torch.int64)
-    rows, scored = [], []
-    done = 0  # tokens of `ids` that were scored or can never be
-    for start in range(0, len(ids), stride):
-        part = ids[start : start + room]
-        end = start + len(part)
-        first_scorable = start if prefix else start + 1
-        count = end - max(done, first_scorable)
-        if count > 0:
-            rows.append(torch.cat([head, part]))
-            scored.append(count)
-        done = max(done, end)
-        if end == len(ids):
-            break
-    if not rows:
-        raise UsageError(f"{len(ids)} tokens leave nothing to score", "give more text")
-    return rows, scored
-
-
-def ratio_estimate(sums: Tensor, counts: Tensor) -> tuple[float, float]:
-    """Token-weighted mean of window sums [W] over counts [W], and its standard error.
-
-    Tokens of a window depend on each other, so windows are the units: for the ratio r = Σ y / Σ n its variance is
-    W / (W - 1) Σ (y_i - r n_i)² / (Σ n)² (Cochran, Sampling Techniques, 1977, section 6.3).
-    One window has no spread: nan.
-    """
-    total = float(counts.sum())
-    ratio = float(sums.sum()) / total
-    units = len(sums)
-    if units < 2:
-        return ratio, math.nan
-    residual = sums - ratio * counts
-    return ratio, math.sqrt(units / (units - 1) * float(residual.square().sum())) / total
 
 
 def _losses(
     source: WeightSource,
     skeleton: Skeleton,
-    rows: list[Tensor],
-    scored: list[int],
+    text: Windows,
     taps: Sequence[CacheTap | None],
     dtype: torch.dtype,
     device: torch.device,
@@ -218,7 +193,7 @@ def _losses(
 ) -> list[Tensor]:
     """For each tap on the KV cache the summed loss of every window, float64 [W]; every weight is read once."""
     outer = {n: source.read([tensor], dtype)[tensor].to(device) for n, tensor in skeleton.outer.items()}
-    streams = [Stream.embed(skeleton, outer, rows) for _ in taps]
+    streams = [Stream.embed(skeleton, outer, text.rows) for _ in taps]
     for block in skeleton.blocks:
         begun = time.monotonic()
         emit(Stage(block.index, len(skeleton.blocks), "forward"))
@@ -226,10 +201,10 @@ def _losses(
         for stream, tap in zip(streams, taps, strict=True):
             stream.advance(block, weights, tap)
         emit(BlockDone(block.index, len(skeleton.blocks), {}, time.monotonic() - begun, current_rss()))
-    losses = [torch.zeros(len(rows), dtype=torch.float64) for _ in taps]
+    losses = [torch.zeros(len(text.rows), dtype=torch.float64) for _ in taps]
     for found, stream in zip(losses, streams, strict=True):
         for i, hidden in stream.ordered():
-            found[i] = _window_loss(skeleton, outer, hidden, rows[i].to(device), scored[i])
+            found[i] = _window_loss(skeleton, outer, hidden, text.rows[i].to(device), text.scored[i])
         if not bool(torch.isfinite(found).all()):
             raise NumericalError("the logits are not finite", "look at the weights of the final norm and the head")
     return losses

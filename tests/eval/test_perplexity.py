@@ -21,7 +21,8 @@ from zoo.models import VOCABULARY, full_model, prose
 
 import quantkit
 from quantkit.errors import CheckpointError, NumericalError, UsageError
-from quantkit.eval.perplexity import Perplexity, cut_windows, perplexity, ratio_estimate
+from quantkit.eval.perplexity import Perplexity, perplexity
+from quantkit.eval.windows import cut_windows, ratio_estimate
 
 Zoo = Callable[..., Path]
 Make = Callable[..., Any]
