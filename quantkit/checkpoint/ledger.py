@@ -50,7 +50,7 @@ class Ledger:
         if not file.exists():
             return cls(directory, place, wanted)
         try:
-            found = read_json_object(file)
+            found: dict[str, Any] = read_json_object(file)
             before, done, state = found["fingerprint"], int(found["done"]), dict(found["state"])
         except (CheckpointError, KeyError, TypeError, ValueError):
             raise UsageError(
