@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from quantkit.eval.compare import compare, kl
     from quantkit.eval.perplexity import perplexity
     from quantkit.eval.perplexity import perplexity as evaluate
     from quantkit.inspection import inspect
@@ -23,13 +24,26 @@ _HOMES = {
     "quantize": ("quantkit.pipeline", "quantize"),
     "perplexity": ("quantkit.eval.perplexity", "perplexity"),
     "evaluate": ("quantkit.eval.perplexity", "perplexity"),
+    "kl": ("quantkit.eval.compare", "kl"),
+    "compare": ("quantkit.eval.compare", "compare"),
     "load": ("quantkit.runtime", "load"),
     "inspect": ("quantkit.inspection", "inspect"),
     "Recipe": ("quantkit.recipe", "Recipe"),
     "Scheme": ("quantkit.scheme", "Scheme"),
 }
 
-__all__ = ["Recipe", "Scheme", "__version__", "evaluate", "inspect", "load", "perplexity", "quantize"]
+__all__ = [
+    "Recipe",
+    "Scheme",
+    "__version__",
+    "compare",
+    "evaluate",
+    "inspect",
+    "kl",
+    "load",
+    "perplexity",
+    "quantize",
+]
 
 
 def __getattr__(name: str) -> object:

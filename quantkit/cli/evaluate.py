@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from quantkit.cli.console import Console
+from quantkit.cli.console import Console, aligned
 from quantkit.errors import UsageError
 from quantkit.recipe import check_choice, check_device
 
@@ -27,13 +27,14 @@ KvCache = Annotated[str | None, typer.Option(help="Simulate it: fp8", metavar="N
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N", rich_help_panel=RESOURCES)]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run its code", rich_help_panel=RESOURCES)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object", rich_help_panel=OUTPUT)]
+Reference = Annotated[str, typer.Option(help="What it was made of", metavar="MODEL", rich_help_panel=MODEL)]
+Against = Annotated[
+    str | None, typer.Option("--reference", help="Default: the first PATH", metavar="MODEL", rich_help_panel=MODEL)
+]
+Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="Checkpoint folders or hub names")]
+FloorTokens = Annotated[int, typer.Option(help="For the 16-bit noise floor", rich_help_panel=DATA)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only", rich_help_panel=OUTPUT)]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print stages and tracebacks", rich_help_panel=OUTPUT)]
-
-
-@app.callback()
-def _measures() -> None:
-    """Keep `perplexity` a command of its own while it is the only one."""
 
 
 @app.command("perplexity")
@@ -59,13 +60,7 @@ def perplexity(
 
     quantkit eval perplexity ./llama-8b-w4 --kv-cache fp8
     """
-    check_choice("dtype", dtype, DTYPES)
-    check_device(device)
-    for name, value, least in (("window", window, 2), ("stride", stride, 1), ("max-tokens", max_tokens, 2)):
-        if value is not None and value < least:
-            raise UsageError(f"`--{name}` is {value}, and must be at least {least}")
-    if stride is not None and stride > window:
-        raise UsageError(f"`--stride` is {stride}, more than the window of {window}, so tokens would be skipped")
+    _check(dtype, device, window, stride, max_tokens)
     from quantkit.eval.perplexity import perplexity as measure
 
     console = Console.open(quiet=quiet, verbose=verbose)
@@ -86,3 +81,115 @@ def perplexity(
         )
     console.result(found.to_json() if json else {}, found.summary(), as_json=json)
     return 0
+
+
+@app.command("kl")
+def kl(
+    path: Path_,
+    reference: Reference,
+    data: Data = "builtin-heldout",
+    split: Split = None,
+    column: Column = None,
+    window: Window = 512,
+    stride: Stride = None,
+    max_tokens: MaxTokens = None,
+    floor_tokens: FloorTokens = 2048,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    trust_remote_code: Trust = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> int:
+    """Measure how far a model's distributions are from its reference's, token by token.
+
+    quantkit eval kl ./llama-8b-w4 --reference ./llama-8b --max-tokens 20000
+    """
+    _check(dtype, device, window, stride, max_tokens, floor_tokens)
+    from quantkit.eval.compare import kl as measure
+
+    console = Console.open(quiet=quiet, verbose=verbose)
+    with console.progress() as emit:
+        found = measure(
+            path,
+            reference,
+            data=data,
+            split=split,
+            column=column,
+            window=window,
+            stride=stride,
+            max_tokens=max_tokens,
+            floor_tokens=floor_tokens,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            emit=emit,
+        )
+    console.result(found.to_json() if json else {}, found.summary(), as_json=json)
+    return 0
+
+
+@app.command("compare")
+def compare(
+    paths: Paths,
+    reference: Against = None,
+    data: Data = "builtin-heldout",
+    split: Split = None,
+    column: Column = None,
+    window: Window = 512,
+    stride: Stride = None,
+    max_tokens: MaxTokens = None,
+    floor_tokens: FloorTokens = 2048,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    trust_remote_code: Trust = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> int:
+    """Compare several models with one reference over the same tokens, and print one table.
+
+    quantkit eval compare ./llama-8b-awq ./llama-8b-gptq --reference ./llama-8b
+    """
+    _check(dtype, device, window, stride, max_tokens, floor_tokens)
+    from quantkit.eval.compare import compare as measure
+
+    console = Console.open(quiet=quiet, verbose=verbose)
+    with console.progress() as emit:
+        found = measure(
+            paths,
+            reference=reference,
+            data=data,
+            split=split,
+            column=column,
+            window=window,
+            stride=stride,
+            max_tokens=max_tokens,
+            floor_tokens=floor_tokens,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            emit=emit,
+        )
+    lines = [] if json else [*aligned(found.rows(), left=(0,)), found.results[0].conditions.line()]
+    console.result(found.to_json() if json else {}, lines, as_json=json)
+    return 0
+
+
+def _check(
+    dtype: str, device: str, window: int, stride: int | None, max_tokens: int | None, floor_tokens: int = 0
+) -> None:
+    """Refuse values out of range before anything is loaded."""
+    check_choice("dtype", dtype, DTYPES)
+    check_device(device)
+    least = (
+        ("window", window, 2),
+        ("stride", stride, 1),
+        ("max-tokens", max_tokens, 2),
+        ("floor-tokens", floor_tokens, 0),
+    )
+    for name, value, smallest in least:
+        if value is not None and value < smallest:
+            raise UsageError(f"`--{name}` is {value}, and must be at least {smallest}")
+    if stride is not None and stride > window:
+        raise UsageError(f"`--stride` is {stride}, more than the window of {window}, so tokens would be skipped")
