@@ -1,7 +1,8 @@
 # make demo    quantize a small model and measure what it cost
 # make test    the tests
 # make check   formatting, lint, types and the tests
-# make clean   remove what these targets made
+# make test-engines   load artifacts in vLLM, transformers, GPTQModel and onnxruntime-genai: 6 GB, half an hour
+# make clean   remove what these targets made, but for the engines
 #
 # Everything is installed into .venv, once. `make demo PYTHON=python3.12` uses another Python.
 
@@ -15,7 +16,7 @@ MODEL := demo/smollm2-135m
 QUANTIZED := $(MODEL)-awq
 QUANTIZE := --method awq --group-size 64 --asymmetric --samples 32 --seq-len 512
 
-.PHONY: demo test check clean
+.PHONY: demo test test-engines check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -29,6 +30,11 @@ demo: $(VENV)/.demo
 # One thread a worker: two workers share two cores.
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 -q
+
+# Engines are installed into a folder of their own, .engines or $ENGINES.
+test-engines: $(VENV)/.dev $(VENV)/.demo
+	@$(VENV)/bin/python examples/smollm2_checkpoint.py $(MODEL)
+	$(VENV)/bin/python tests/clients/run.py --model $(MODEL)
 
 check: $(VENV)/.dev
 	$(VENV)/bin/python -m ruff format --check .

@@ -16,16 +16,16 @@ GROUPS = (128, 64, 32)  # that engines have kernels for, besides whole rows
 def nearest(case: Case, found: Judgement) -> str:
     """Name the choices closest to what was asked under which everything loads."""
     own = dict.fromkeys(verdict.answer.hint for verdict in found.refused)
-    if all(own):
-        return "; ".join(own)
     ranks = [(f"`--tp {tp}`", case.at(tp)) for tp in range(case.tp - 1, 0, -1) if case.tp % tp == 0]
     others = [name for name in case.engine.formats if name != case.format and name in FORMATS]
+    command = "quantkit convert " if case.stored else ""
+    unpacked = replace(case, stored=False, quirks=frozenset())
+    formats = [(f"`{command}--format {name}`", replace(unpacked, format=name)) for name in others]
+    if all(own):
+        return ", or ".join(filter(None, ["; ".join(own), _first(formats)]))
     if case.stored:
-        unpacked = replace(case, stored=False, quirks=frozenset())
-        converted = [(f"`quantkit convert --format {name}`", replace(unpacked, format=name)) for name in others]
-        choices = [_first(ranks), _first(converted)]
+        choices = [_first(ranks), _first(formats)]
         return ", or ".join(filter(None, choices)) or "quantize the 16-bit model again for this engine"
-    formats = [(f"`--format {name}`", replace(case, format=name)) for name in others]
     schemes = _other_schemes(case, found)
     choices = [_first(group) for group in (*schemes, ranks, formats)]
     if not any(choices):

@@ -50,9 +50,9 @@ class Ledger:
         if not file.exists():
             return cls(directory, place, wanted)
         try:
-            found = read_json_object(file)
-            before, done, state = found["fingerprint"], found["done"], found["state"]
-        except (CheckpointError, KeyError):
+            found: dict[str, Any] = read_json_object(file)
+            before, done, state = found["fingerprint"], int(found["done"]), dict(found["state"])
+        except (CheckpointError, KeyError, TypeError, ValueError):
             raise UsageError(
                 f"what an interrupted run left for `{place}` is damaged", "pass `--restart` to start over"
             ) from None

@@ -81,11 +81,11 @@ def _whole(schemes: Schemes, fmt: str) -> Iterable[Whole]:
     packed = {scheme for scheme in schemes.values() if scheme is not None}
     if kept and packed:
         reason = f"linears that stay in 16 bit are looked for as packed ones in {fmt} checkpoints"
-        yield Whole(kept, refusal(reason, NO_SKIP, "use `--format compressed-tensors`, or quantize these linears too"))
+        yield Whole(kept, refusal(reason, NO_SKIP, "quantize these linears too"))
     if len(packed) > 1:
         names = tuple(name for name, scheme in schemes.items() if scheme is not None)
         reason = f"{len(packed)} schemes beside each other in a {fmt} checkpoint are read as one"
-        yield Whole(names, refusal(reason, ONE_SCHEME, "use `--format compressed-tensors`, or leave out `--override`"))
+        yield Whole(names, refusal(reason, ONE_SCHEME, "leave out `--override`"))
 
 
 _SCALES = Fact(

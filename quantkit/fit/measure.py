@@ -157,8 +157,7 @@ def _place(name: str, prefix: str, head: str) -> str:
 def _elements(source: WeightSource, info: TensorInfo) -> int:
     linear, _, leaf = info.name.rpartition(".")
     if source.format and linear in source.schemes and leaf in source.format.suffixes:
-        codes = 32 // source.schemes[linear].bits
-        return math.prod(info.shape) * codes if leaf == source.format.suffixes[0] else 0
+        return info.nbytes * 8 // source.schemes[linear].bits if leaf == source.format.suffixes[0] else 0
     return math.prod(info.shape)
 
 

@@ -58,6 +58,12 @@ def _look_at_linear(subject: Subject, linear: str, checks: Mapping[str, Check]) 
         wrong_zero = any(f"{linear}.{part}`" in error.message for part in _ZERO_PARTS)
         checks["zero-points" if wrong_zero else "codes"].fail(linear, error.message, error.hint or _AGAIN)
         return None
+    if q.g_idx is not None and subject.source.config.get("desc_act") is False:
+        # engines read `g_idx` only where the config says so, and would scale these inputs by another group's scale
+        checks["codes"].fail(
+            linear, "has groups that are not consecutive, and the config says `desc_act: false`", _AGAIN
+        )
+        return None
     wanted = subject.shapes[f"{linear}.weight"]
     if tuple(q.codes.shape) != wanted:
         checks["codes"].fail(linear, f"unpacks to {list(q.codes.shape)}, and the model has {list(wanted)}", _AGAIN)

@@ -1,0 +1,1 @@
+"""Matrix products with packed 4-bit weights, on CUDA and on the CPU."""
