@@ -18,7 +18,7 @@ h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: break-word; }
 th { color: var(--soft); font-weight: 600; font-size: .85rem; }
 .note, figcaption { color: var(--soft); font-size: .9rem; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 1rem 2rem; }
@@ -30,6 +30,7 @@ svg { width: 100%; height: auto; display: block; } svg text { font: 11px system-
 dl { display: grid; grid-template-columns: minmax(7rem, auto) 1fr; gap: .2rem 1rem; margin: 0; font-size: .9rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 pre { overflow-x: auto; background: var(--card); padding: 1rem; font-size: .75rem; max-height: 30rem; }
+@media (max-width: 34rem) { table { font-size: .8rem; } th, td { padding-right: .35rem; } }
 @media print { body { max-width: none; padding: 0; font-size: 11px; } details { display: none; }
   .pictures { grid-template-columns: 1fr 1fr; gap: .3rem 1.5rem; } h2 { margin-top: .8rem; } }
 """

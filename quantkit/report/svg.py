@@ -15,7 +15,7 @@ def tail(percents: Sequence[float], model: Sequence[float], floor: Sequence[floa
     """KL of the tokens beyond each percentile on a log scale, and the noise floor below it.
 
     Args:
-        percents: ascending; drawn at equal distances.
+        percents: ascending; drawn at equal distances, so that the last thousandth has room.
         model: nats, one for each.
         floor: nats, one for each, or None.
     """
@@ -32,12 +32,15 @@ def tail(percents: Sequence[float], model: Sequence[float], floor: Sequence[floa
     for power in range(low, high + 1, every):
         parts.append(_grid(_y((power - low) / (high - low)), f"1e{power}" if abs(power) > 2 else f"{10.0**power:g}"))
     for k, percent in enumerate(percents):
-        parts.append(_text(LEFT + k * step, HEIGHT - 18, f"{percent:g}%", "m", "middle"))
+        anchor = "end" if k == len(percents) - 1 else "middle"
+        parts.append(
+            _text(LEFT + k * step + (RIGHT if anchor == "end" else 0), HEIGHT - 18, f"{percent:g}%", "m", anchor)
+        )
     parts.append(_text(LEFT, HEIGHT - 4, "of tokens are closer than this, nats", "m"))
     for style, name, line in zip(("a", "c"), ("quantized", floor_name), lines, strict=False):
         places = " ".join(f"{LEFT + k * step:.1f},{y(value):.1f}" for k, value in enumerate(line))
         parts.append(f'<polyline class="l{style}" points="{places}"/>')
-        parts.append(_text(LEFT + 4, y(line[0]) - 6, name, f"t{style}"))
+        parts.append(_text(LEFT + 4, min(map(y, line[:3])) - 7, name, f"t{style}"))
     told = f"99.9% of tokens: {model[-1]:.2g} nats" + (f"; noise floor {floor[-1]:.2g}" if floor else "")
     return _svg("KL divergence by percentile", told, parts)
 
@@ -68,12 +71,13 @@ def confidence(bins: Sequence[tuple[float, float, float, float]]) -> str:
     top = _nice(max(mean for *_, mean in bins))
     step = (WIDTH - LEFT - RIGHT) / len(bins)
     parts = [_grid(_y(share), f"{share * top:.2g}") for share in (0, 0.5, 1)]
+    parts += [_text(2, HEIGHT - 18, "sure", "m"), _text(2, HEIGHT - 4, "tokens", "m")]
     for k, (low, high, share, mean) in enumerate(bins):
         x, y = LEFT + k * step, _y(mean / top)
         parts.append(_bar(x + step * 0.15, y, step * 0.7, _y(0) - y, "fa"))
         parts.append(_text(x + step / 2, y - 4, f"{mean:.2g}", "ta", "middle"))
         parts.append(_text(x + step / 2, HEIGHT - 18, f"{low * 100:.0f}-{high * 100:.0f}%", "m", "middle"))
-        parts.append(_text(x + step / 2, HEIGHT - 4, f"{share:.0%} of tokens", "m", "middle"))
+        parts.append(_text(x + step / 2, HEIGHT - 4, f"{share:.0%}", "m", "middle"))
     told = ", ".join(f"{low:.0%} to {high:.0%}: {mean:.2g}" for low, high, _, mean in bins)
     return _svg("Mean KL by the reference's confidence", told, parts)
 
