@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from quantkit.cli.console import Console, aligned
+from quantkit.cli.verdicts import OUTPUT_FORMATS, MaxKl, MaxPerplexityIncrease, MaxSize, MinTop1, formatted, over_budget
 from quantkit.errors import UsageError
 from quantkit.recipe import check_choice, check_device
+from quantkit.report.budgets import judge, read_budgets
 
 DTYPES = ("auto", "float32", "bfloat16")
 
@@ -33,6 +35,7 @@ Against = Annotated[
 ]
 Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="Checkpoint folders or hub names")]
 FloorTokens = Annotated[int, typer.Option(help="For the 16-bit noise floor", rich_help_panel=DATA)]
+OutputFormat = Annotated[str, typer.Option(help=", ".join(OUTPUT_FORMATS), metavar="NAME", rich_help_panel=OUTPUT)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only", rich_help_panel=OUTPUT)]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print stages and tracebacks", rich_help_panel=OUTPUT)]
 
@@ -143,6 +146,11 @@ def compare(
     dtype: Dtype = "float32",
     device: Device = "auto",
     trust_remote_code: Trust = False,
+    max_perplexity_increase: MaxPerplexityIncrease = None,
+    max_kl: MaxKl = None,
+    min_top1: MinTop1 = None,
+    max_size: MaxSize = None,
+    output_format: OutputFormat = "text",
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -150,8 +158,12 @@ def compare(
     """Compare several models with one reference over the same tokens, and print one table.
 
     quantkit eval compare ./llama-8b-awq ./llama-8b-gptq --reference ./llama-8b
+
+    quantkit eval compare ./llama-8b ./llama-8b-w4 --max-kl 0.05 --min-top1 90% --output-format github
     """
     _check(dtype, device, window, stride, max_tokens, floor_tokens)
+    check_choice("output_format", output_format, OUTPUT_FORMATS)
+    budgets = read_budgets(max_perplexity_increase, max_kl, min_top1, max_size)
     from quantkit.eval.compare import compare as measure
 
     console = Console.open(quiet=quiet, verbose=verbose)
@@ -171,9 +183,17 @@ def compare(
             trust_remote_code=trust_remote_code,
             emit=emit,
         )
-    lines = [] if json else [*aligned(found.rows(), left=(0,)), found.results[0].conditions.line()]
-    console.result(found.to_json() if json else {}, lines, as_json=json)
-    return 0
+    judged = [
+        (each.path, [one.to_json() for one in judge(budgets, each, each.bytes_on_disk)]) for each in found.results
+    ]
+    if json or output_format in ("text", "json"):
+        as_json = json or output_format == "json"
+        lines = [] if as_json else [*aligned(found.rows(), left=(0,)), found.results[0].conditions.line()]
+        value = found.to_json() | {"judged": dict(judged)}
+        console.result(value, lines, as_json=as_json)
+    else:
+        console.data(formatted(output_format, judged))
+    return 1 if over_budget(console, judged) else 0
 
 
 def _check(

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quantkit.cli.console import Console
+from quantkit.cli.verdicts import OUTPUT_FORMATS, MaxKl, MaxPerplexityIncrease, MaxSize, MinTop1, formatted, over_budget
 from quantkit.errors import QuantkitError, UsageError
-from quantkit.recipe import DTYPES, FORMAT_NAMES, INDIVISIBLE, KV_CACHES, METHOD_NAMES, TARGETS, Recipe
+from quantkit.recipe import (
+    DTYPES,
+    FORMAT_NAMES,
+    INDIVISIBLE,
+    KV_CACHES,
+    METHOD_NAMES,
+    TARGETS,
+    Recipe,
+    check_choice,
+)
+from quantkit.report.budgets import Budgets, read_budgets
+
+if TYPE_CHECKING:
+    from quantkit.report.results import Result
 
 WHAT, SCHEME, CALIBRATION, RESOURCES, OUTPUT = "What", "Scheme", "Calibration", "Resources", "Output"
+EVALUATION = "Evaluation"
 _DEFAULTS = Recipe()
 
 
@@ -75,6 +90,17 @@ Strict = Annotated[bool | None, _option("--strict/--no-strict", "A fallback make
 Overwrite = Annotated[bool, _output("--overwrite", help="Replace what is in the folder")]
 Restart = Annotated[bool, _output("--restart", help="Do not go on with an interrupted run")]
 DryRun = Annotated[bool, _output("--dry-run", help="Print the plan and stop")]
+Evaluate = Annotated[
+    bool, typer.Option("--eval/--no-eval", help="Measure the artifact and write a report", rich_help_panel=EVALUATION)
+]
+EvalData = Annotated[
+    str | None,
+    typer.Option(help="Text to measure on (default builtin-heldout)", metavar="SOURCE", rich_help_panel=EVALUATION),
+]
+EvalTokens = Annotated[int | None, typer.Option(help="Tokens of it (default 4096)", rich_help_panel=EVALUATION)]
+OutputFormat = Annotated[
+    str, _output("--output-format", help=f"Of the result: {_either(OUTPUT_FORMATS)}", metavar="NAME")
+]
 Json = Annotated[bool, _output("--json", help="Print one JSON object")]
 Quiet = Annotated[bool, _output("--quiet", "-q", help="Print errors only")]
 Verbose = Annotated[bool, _output("--verbose", help="Print stages and tracebacks")]
@@ -104,12 +130,20 @@ def quantize(
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Trust = None,
+    evaluate: Evaluate = True,
+    eval_data: EvalData = None,
+    eval_tokens: EvalTokens = None,
+    max_perplexity_increase: MaxPerplexityIncrease = None,
+    max_kl: MaxKl = None,
+    min_top1: MinTop1 = None,
+    max_size: MaxSize = None,
     out: Out = None,
     max_shard_size: MaxShardSize = None,
     strict: Strict = None,
     overwrite: Overwrite = False,
     restart: Restart = False,
     dry_run: DryRun = False,
+    output_format: OutputFormat = "text",
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -124,12 +158,44 @@ def quantize(
     """
     given = dict(locals())  # nothing but the parameters exists yet
     asked = recipe_of(recipe, {field.name: given[field.name] for field in fields(Recipe)})
+    proof = Proof.of(
+        evaluate, eval_data, eval_tokens, read_budgets(max_perplexity_increase, max_kl, min_top1, max_size)
+    )
+    check_choice("output_format", output_format, OUTPUT_FORMATS)
     console = Console.open(quiet=quiet, verbose=verbose)
     if dry_run:
         return _plan(console, asked, model, out, as_json=json)
     if out is None:
         raise UsageError("no output folder is given", "pass `-o FOLDER`, or `--dry-run` to see the plan only")
-    return _run(console, asked, model, out, overwrite=overwrite, restart=restart, as_json=json)
+    style = "json" if json else output_format
+    return _run(console, asked, model, out, overwrite=overwrite, restart=restart, proof=proof, style=style)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What is to be measured after a run, and the limits.
+
+    Attributes:
+        options: of `prove`.
+    """
+
+    wanted: bool
+    options: dict[str, Any]
+
+    @classmethod
+    def of(cls, wanted: bool, data: str | None, tokens: int | None, budgets: Budgets) -> Proof:
+        """Read the options.
+
+        Raises:
+            UsageError: one of them would have no effect.
+        """
+        given = {"data": data, "tokens": tokens, "budgets": budgets or None}
+        options = {name: value for name, value in given.items() if value is not None}
+        if tokens is not None and tokens < 2:
+            raise UsageError(f"`--eval-tokens` is {tokens}, and must be at least 2")
+        if options and not wanted:
+            raise UsageError("`--no-eval` measures nothing, so text and limits for it have no effect", "leave it out")
+        return cls(wanted, options)
 
 
 def recipe_of(path: Path | None, given: dict[str, Any]) -> Recipe:
@@ -152,7 +218,15 @@ def _plan(console: Console, recipe: Recipe, model: str, out: Path | None, *, as_
 
 
 def _run(
-    console: Console, recipe: Recipe, model: str, out: Path, *, overwrite: bool, restart: bool, as_json: bool
+    console: Console,
+    recipe: Recipe,
+    model: str,
+    out: Path,
+    *,
+    overwrite: bool,
+    restart: bool,
+    proof: Proof,
+    style: str,
 ) -> int:
     from quantkit.pipeline import quantize as run
 
@@ -160,11 +234,27 @@ def _run(
         record = run(recipe, model, out, overwrite=overwrite, restart=restart, emit=emit)
     for line in record.summary():
         console.line(line)
+    results: tuple[Result, ...] = ()
+    if proof.wanted:
+        from quantkit.report.prove import prove
+        from quantkit.report.results import verdict
+
+        with console.progress() as emit:
+            results = prove(recipe, model, out, emit=emit, **proof.options)
+        for result in results:
+            console.line(f"{result.name}: {verdict(result)}")
     folders = [str(folder) for folder in recipe.folders(out).values()]
-    console.result(record.to_json() if as_json else {}, folders, as_json=as_json)
+    if style in ("text", "json"):
+        value = record.to_json() if style == "json" else {}
+        if value and results:
+            value["evaluation"] = [result.evaluation() for result in results]
+        console.result(value, folders, as_json=style == "json")
+    else:
+        console.data(formatted(style, [(result.name, result.judged) for result in results]))
+    failed = over_budget(console, [(result.name, result.judged) for result in results])
     if recipe.strict and record.fallbacks:
         count = len(record.fallbacks)
         were = "thing was" if count == 1 else "things were"
         console.error(QuantkitError(f"{count} {were} done in another way than asked, and `--strict` is set"))
         return 1
-    return 0
+    return 1 if failed else 0

@@ -1,16 +1,18 @@
-"""Limits that a result must keep, read from text, and the judgement. A pure function of figures."""
+"""Limits that a result must keep, read from text, and the judgement. A pure function of figures; imports no torch."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import UsageError
-from quantkit.eval.compare import Divergence
 from quantkit.recipe import parse_size
 from quantkit.units import gigabytes
+
+if TYPE_CHECKING:
+    from quantkit.eval.compare import Divergence
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
 

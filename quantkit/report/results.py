@@ -97,6 +97,10 @@ class Result:
             "record": dict(self.record),
         }
 
+    def evaluation(self) -> dict[str, Any]:
+        """What was found, without the record."""
+        return {key: value for key, value in self.to_json().items() if key not in ("report_version", "record")}
+
     @property
     def failed(self) -> bool:
         """Whether a limit was not kept."""

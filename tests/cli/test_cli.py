@@ -44,6 +44,7 @@ class Library:
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     raises: BaseException | None = None
+    proofs: list[tuple[str, Path, dict[str, Any]]] = field(default_factory=list)
 
     def _note(self, name: str, *given: Any, **named: Any) -> Result:
         self.calls.append((name, given, named))
@@ -61,6 +62,10 @@ class Library:
         emit(BlockDone(0, 1, {"model.layers.0.mlp.up_proj": 0.5}, 2.0, 10**9))
         return self._note("quantize", recipe, model, out, **named)
 
+    def prove(self, recipe: Recipe, model: str, out: Path, *, emit: Any, **named: Any) -> tuple[()]:
+        self.proofs.append((model, out, named))
+        return ()
+
     def perplexity(self, path: str, *, emit: Any, **named: Any) -> Result:
         return self._note("perplexity", path, **named)
 
@@ -74,6 +79,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     homes = {
         "quantkit.plan": "make_plan",
         "quantkit.pipeline": "quantize",
+        "quantkit.report.prove": "prove",
         "quantkit.eval.perplexity": "perplexity",
         "quantkit.inspection": "inspect",
     }
@@ -136,6 +142,7 @@ def test_quantize_prints_the_folder_and_tells_the_rest_on_stderr(library: Librar
     assert run(["quantize", "m", "-o", "a/b", "--overwrite"]) == 0
 
     assert library.calls[0][2] == {"overwrite": True, "restart": False}
+    assert library.proofs == [("m", Path("a/b"), {})]
     assert capsys.readouterr() == (
         "a/b\n",
         "block 1/1  error 0.5000  max 0.5000 (up_proj)  2.0 s  rss 1.0 GB\nquantize line 1\nquantize line 2\n",
