@@ -34,7 +34,7 @@ def main() -> int:
     for count in args.blocks:
         model, out = args.work / f"random-{count}-blocks", args.work / f"random-{count}-blocks-quantized"
         size = write_checkpoint(args, count, shards, model)
-        cost = quantkit(["quantize", model, "-o", out, *options(args), "--overwrite", "--json"])
+        cost = quantkit(["quantize", model, "-o", out, *options(args), "--overwrite", "--no-eval", "--json"])
         record = json.loads(cost.output)
         rows.append(
             {

@@ -122,7 +122,7 @@ def measure(args: argparse.Namespace, case: Case, out: Path, plain: dict[str, An
     """Quantize and evaluate one case; the artifact is removed."""
     sizes = ["--group-size", str(case.group), "--samples", str(case.samples), "--seq-len", str(case.seq_len)]
     options = ["--method", case.method, f"--{case.grid}", *sizes, "--calibration", str(args.calibration)]
-    cost = quantkit(["quantize", args.model, "-o", out, *options, "--quiet"])
+    cost = quantkit(["quantize", args.model, "-o", out, *options, "--no-eval", "--quiet"])
     found, evaluation = evaluate(args, out, case.test_tokens)
     record = json.loads((out / "quantkit.json").read_text(encoding="utf-8"))
     shutil.rmtree(out)

@@ -28,6 +28,7 @@ from quantkit.recipe import Recipe, parse_size
 from quantkit.units import gigabytes
 from quantkit.weights import CONFIG_FILES, CONFIG_KEYS, WeightSource
 
+REPORT_FILES = ("report.json", "report.html", "README.md")  # of the old packing
 FORMAT_VERSION = 1  # of quantkit.json
 RECIPE_FILE = "quantkit-recipe.yaml"
 _SHARD_SIZE = Recipe().max_shard_size
@@ -175,7 +176,10 @@ def _write_files(converted: Converted, writer: ArtifactWriter) -> None:
     }
     if made.cache:
         files |= sglang_files(str(config.get("model_type", "")), made.cache_by_layer())
-    copy_sidecars(made.source.checkpoint.path, writer, skip=(*CONFIG_FILES, RECIPE_FILE, RECORD_FILE, *files))
+    old = made.source.checkpoint.path
+    # the model card is one that a run wrote where its report is beside it
+    reports = REPORT_FILES if (old / REPORT_FILES[0]).is_file() else ()
+    copy_sidecars(old, writer, skip=(*CONFIG_FILES, RECIPE_FILE, RECORD_FILE, *reports, *files))
     for name, content in files.items():
         writer.add_file(name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     writer.add_file(RECORD_FILE, json.dumps(converted.to_json(), indent=1, ensure_ascii=False) + "\n")

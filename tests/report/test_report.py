@@ -169,6 +169,16 @@ def test_an_artifact_gets_all_three_and_keeps_the_card_of_its_source(made: Any, 
     assert run(["verify", str(made.path), "-q"]) == 0
 
 
+def test_a_conversion_leaves_the_old_report_behind(made: Any, text: str, tmp_path: Path) -> None:
+    (made.path / "README.md").write_text("# Base\n")
+    prove(made.record.plan.recipe, str(made.source), made.path, data=text, tokens=100)
+
+    assert run(["convert", str(made.path), "-o", str(tmp_path / "gptq"), "--format", "gptq", "-q"]) == 0
+
+    names = {each.name for each in (tmp_path / "gptq").iterdir()}
+    assert not {"report.json", "report.html", "README.md"} & names and BASE_CARD in names
+
+
 def test_a_hub_name_is_the_base_model(result: Result) -> None:
     front = yaml.safe_load(model_card(result, model="owner/model-1").split("---")[1])
 
